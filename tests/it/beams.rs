@@ -218,10 +218,8 @@ async fn fields_that_do_not_go_along_are_refused() {
             _ => body["messages"] = json!([{"role": "user", "content": "hi"}]),
         }
         body[field] = value;
-        let response = server.post(path, &body).await;
-        assert_eq!(response.status(), 400, "{field}");
-        let body: Value = response.json().await.unwrap();
-        assert_eq!(body["error"]["param"], field, "{body}");
+        let error = server.refused(path, &body).await;
+        assert_eq!(error["param"], field, "{error}");
     }
     // Without a search they would mean nothing.
     for (field, value) in [
@@ -229,10 +227,8 @@ async fn fields_that_do_not_go_along_are_refused() {
         ("early_stopping", json!(true)),
     ] {
         let body = json!({"prompt": "abc", "max_tokens": 2, field: value});
-        let refused = server.post(PATH, &body).await;
-        assert_eq!(refused.status(), 400, "{field}");
-        let body: Value = refused.json().await.unwrap();
-        assert_eq!(body["error"]["param"], field, "{body}");
+        let error = server.refused(PATH, &body).await;
+        assert_eq!(error["param"], field, "{error}");
     }
     let body =
         json!({"prompt": "abc", "max_tokens": 2, "length_penalty": 1, "early_stopping": false});

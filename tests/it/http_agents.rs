@@ -3,6 +3,7 @@
 use crate::common::refusals::{parsed, rows};
 use crate::common::scripted::{CHAT, body, saying, tool, with};
 use crate::common::server::Server;
+use crate::http_messages;
 use serde_json::{Value, json};
 
 pub const RESPONSES: &str = "/v1/responses";
@@ -263,13 +264,7 @@ async fn tools_of_other_servers_are_left_out_unless_they_are_required() {
         assert_eq!(warning(&server, path, &message).await, told, "{path}");
     }
     message["tool_choice"] = json!({"type": "tool", "name": "web_search"});
-    let refused: Value = server
-        .post(MESSAGES, &message)
-        .await
-        .json()
-        .await
-        .expect("JSON");
-    let told = refused["error"]["message"].as_str().expect("a message");
+    let (_, told) = http_messages::refused(server.post(MESSAGES, &message).await, 400).await;
     assert!(told.starts_with("tool_choice.name"), "{told}");
     assert!(told.contains("web_search_20250305"), "{told}");
     server.done().await;

@@ -1,7 +1,7 @@
 //! `/v1/embeddings`: forms of input and output, refusals, and limits.
 
 use crate::common::refusals::{merge, parsed, rows};
-use crate::common::server::{LONG, Server, slow};
+use crate::common::server::{LONG, Server, error, slow};
 use crate::common::tiny::open;
 use crate::embeddings::folder;
 use foretoken::engine::{self, EngineOptions};
@@ -160,9 +160,7 @@ async fn bad_input_is_refused_by_name() {
     let many = many.map(|(body, why)| (body, "input", why));
     let all = rows::<3>(REFUSED).map(|[body, param, why]| (parsed(body), param, why));
     for (body, param, why) in all.chain(many) {
-        let reply = server.post(PATH, &body).await;
-        assert_eq!(reply.status(), StatusCode::BAD_REQUEST, "{why}");
-        let error = reply.json::<Value>().await.expect("JSON")["error"].clone();
+        let error = server.refused(PATH, &body).await;
         let message = error["message"].as_str().expect("text");
         assert!(
             error["param"] == param && message.contains(why),
@@ -176,8 +174,7 @@ async fn bad_input_is_refused_by_name() {
         assert_eq!(reply.status().is_success(), input == json!([0, 1]));
     }
     let reply = server.post(PATH, &json!({"input": ["a", long]})).await;
-    let error = reply.json::<Value>().await.expect("JSON")["error"].clone();
-    assert_eq!(error["code"], "context_length_exceeded", "{error}");
+    let error = error(reply, 400, "context_length_exceeded").await;
     assert_eq!(error["param"], "input");
     let unknown = server
         .post(PATH, &json!({"input": "a", "model": "x"}))

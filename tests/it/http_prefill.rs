@@ -5,6 +5,7 @@ use crate::common::refusals::merge;
 use crate::common::scripted::{CHAT, TEMPLATE, body, call, saying_as, text, thinking, thought};
 use crate::common::server::{Server, joined};
 use crate::common::{Guess, Toy};
+use crate::{http_messages, http_ollama};
 use foretoken::http::AppState;
 use foretoken::text::{ReasoningFormat, ToolFormat};
 use serde_json::{Value, json};
@@ -298,18 +299,13 @@ async fn what_cannot_be_continued_is_refused_by_name() {
     // As Anthropic does.
     let spaced = with(&chat("Hi", "Sure, "), &json!({"max_tokens": 5}));
     let refused = server.post(MESSAGES, &spaced).await;
-    assert_eq!(refused.status(), 400);
-    let refused: Value = refused.json().await.expect("JSON");
-    let said = refused["error"]["message"].as_str().expect("a message");
+    let (_, said) = http_messages::refused(refused, 400).await;
     assert!(
         said.starts_with("messages[1].content must not end with white space"),
         "{said}"
     );
     let format = with(&chat("Hi", "Sure,"), &json!({"format": "json"}));
-    let refused = server.post(OLLAMA_CHAT, &format).await;
-    assert_eq!(refused.status(), 400);
-    let refused: Value = refused.json().await.expect("JSON");
-    let said = refused["error"].as_str().expect("a message");
+    let said = http_ollama::refused(server.post(OLLAMA_CHAT, &format).await, 400).await;
     assert!(
         said.starts_with("format is not possible where the answer continues"),
         "{said}"
