@@ -2,7 +2,7 @@
 
 use crate::common::hooked::interrupted;
 use crate::common::rig::{Rig, Seq, argmax, distance};
-use crate::common::tiny::open;
+use crate::common::tiny::{Tensors, open};
 use crate::common::{
     assert_idle, chains, collect, crowded, greedy, read_json, reference, run, sampled,
 };
@@ -17,6 +17,7 @@ use foretoken::spec::{Drafter, Tables};
 use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tempfile::TempDir;
 
 /// Maximum difference of a log-probability.
 pub const TOLERANCE: f32 = 1e-4;
@@ -54,6 +55,34 @@ impl Fixture {
 
     pub fn open(&self) -> Box<dyn LoadedModel> {
         open(&self.folder).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// The tensors of the checkpoint.
+    pub fn stored(&self) -> Tensors {
+        let file = self.folder.join("model.safetensors");
+        candle_core::safetensors::load(file, &Device::Cpu).unwrap()
+    }
+
+    /// A copy of the checkpoint with other tensors.
+    pub fn with_tensors(&self, tensors: &Tensors) -> TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        std::fs::copy(self.folder.join("config.json"), at("config.json")).unwrap();
+        candle_core::safetensors::save(tensors, at("model.safetensors")).unwrap();
+        folder
+    }
+
+    /// How llama.cpp converts the checkpoint.
+    pub fn conversion(&self) -> Json {
+        read_json(self.folder.join("gguf.json"))
+    }
+
+    /// The file into which it is converted so, and its folder.
+    pub fn converted(&self, how: &Json) -> (TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("model.gguf");
+        write_gguf(self, how, &file, |all| all);
+        (folder, file)
     }
 
     /// What differs from the log-probabilities of the prompt and the greedy text after it.
@@ -137,8 +166,7 @@ pub type Named = Vec<(String, Tensor)>;
 
 /// Writes the checkpoint of a fixture as llama.cpp's conversion would, in f32. `change` has the last word on its tensors.
 pub fn write_gguf(fixture: &Fixture, how: &Json, file: &Path, change: fn(Named) -> Named) {
-    let stored = fixture.folder.join("model.safetensors");
-    let stored = candle_core::safetensors::load(stored, &Device::Cpu).unwrap();
+    let stored = fixture.stored();
     let mut tensors = Named::new();
     let parts = how["tensors"].as_object().unwrap().iter();
     // One tensor may become several.
@@ -266,14 +294,12 @@ fn gguf_files_compute_the_same() {
 #[test]
 fn files_of_qwen_2_compute_the_same() {
     let fixture = fixture("qwen2_vl");
-    let how = std::fs::read_to_string(fixture.folder.join("gguf.json")).unwrap();
+    let how = fixture.conversion().to_string();
     let mut how: Json = serde_json::from_str(&how.replace("qwen2vl", "qwen2")).unwrap();
     let metadata = how["metadata"].as_object_mut().unwrap();
     // Positions are one number in a text.
     metadata.retain(|key, _| key != "qwen2.rope.dimension_sections");
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("model.gguf");
-    write_gguf(&fixture, &how, &file, |all| all);
+    let (_folder, file) = fixture.converted(&how);
     let model = open(&file).unwrap();
     assert_eq!(model.config().architecture, "qwen2");
     fixture.compare(model, TOLERANCE).unwrap();
@@ -283,15 +309,13 @@ fn files_of_qwen_2_compute_the_same() {
 #[test]
 fn files_of_gemma_2_need_not_say_caps_and_windows() {
     let fixture = fixture("gemma2");
-    let mut how = read_json(fixture.folder.join("gguf.json"));
+    let mut how = fixture.conversion();
     let metadata = how["metadata"].as_object_mut().unwrap();
     let said = metadata.len();
     metadata.retain(|key, _| !key.contains("softcapping") && !key.contains("sliding_window"));
     assert_eq!(metadata.len(), said - 3);
     metadata.insert("gemma2.context_length".into(), 8192.into());
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("model.gguf");
-    write_gguf(&fixture, &how, &file, |all| all);
+    let (_folder, file) = fixture.converted(&how);
     let model = open(&file).unwrap();
     let spec = &model.config().spec;
     assert_eq!(spec.logit_soft_cap, Some(30.));
@@ -304,8 +328,7 @@ fn files_of_gemma_2_need_not_say_caps_and_windows() {
 #[test]
 fn files_of_gemma_4_may_have_gates_of_experts_apart() {
     let fixture = fixture("gemma4_moe");
-    let how = std::fs::read_to_string(fixture.folder.join("gguf.json")).unwrap();
-    let mut how: Json = serde_json::from_str(&how).unwrap();
+    let mut how = fixture.conversion();
     for layer in 0..3 {
         let name = format!("model.layers.{layer}.experts.gate_up_proj");
         let part = |name: &str, start: usize| {
@@ -314,9 +337,7 @@ fn files_of_gemma_4_may_have_gates_of_experts_apart() {
         };
         how["tensors"][name] = json!([part("gate", 0), part("up", 16)]);
     }
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("model.gguf");
-    write_gguf(&fixture, &how, &file, |all| all);
+    let (_folder, file) = fixture.converted(&how);
     fixture.compare(open(&file).unwrap(), TOLERANCE).unwrap();
 }
 
@@ -324,7 +345,7 @@ fn files_of_gemma_4_may_have_gates_of_experts_apart() {
 #[test]
 fn older_files_of_glm_4_compute_the_same() {
     let fixture = fixture("glm");
-    let how = read_json(fixture.folder.join("gguf.json"));
+    let how = fixture.conversion();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("model.gguf");
     write_gguf(&fixture, &how, &file, |all| {
@@ -461,7 +482,6 @@ fn a_draft_has_the_layers_that_it_reads() {
 /// Of a class for images and texts only the decoder of texts is loaded and counted; what is neither is refused.
 #[test]
 fn tensors_of_images_are_skipped() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/architectures");
     let all = fixtures().into_iter().filter(|fixture| {
         let text = std::fs::read_to_string(fixture.folder.join("config.json")).unwrap();
         text.contains("ForConditionalGeneration")
@@ -470,8 +490,7 @@ fn tensors_of_images_are_skipped() {
     for fixture in all {
         let source = ModelSource::Folder(fixture.folder.clone());
         let (_, inventory) = inspect(&source, &LoadOptions::default()).unwrap();
-        let stored = fixture.folder.join("model.safetensors");
-        let mut stored = candle_core::safetensors::load(stored, &Device::Cpu).unwrap();
+        let mut stored = fixture.stored();
         let of_images = |name: &str| {
             let parts = ["vision", "visual", "projector"];
             // Layers that predict further tokens are not read, either.
@@ -482,29 +501,20 @@ fn tensors_of_images_are_skipped() {
         assert_eq!(inventory.sum(|entry| entry.elements), elements as u64);
         assert!(!inventory.entries.iter().any(|entry| of_images(&entry.name)));
 
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::copy(
-            fixture.folder.join("config.json"),
-            folder.path().join("config.json"),
-        )
-        .unwrap();
         let other = Tensor::zeros(3, DType::F32, &Device::Cpu).unwrap();
         stored.insert("audio_tower.weight".into(), other);
-        candle_core::safetensors::save(&stored, folder.path().join("model.safetensors")).unwrap();
+        let folder = fixture.with_tensors(&stored);
         let error = open(folder.path()).map(drop).unwrap_err().to_string();
         assert!(error.contains("tensor audio_tower.weight"), "{error}");
         count += 1;
     }
     assert!(count >= 4);
     // Elsewhere, the same names are not known.
-    let folder = tempfile::tempdir().unwrap();
-    let qwen = root.join("qwen3");
-    std::fs::copy(qwen.join("config.json"), folder.path().join("config.json")).unwrap();
-    let mut stored =
-        candle_core::safetensors::load(qwen.join("model.safetensors"), &Device::Cpu).unwrap();
+    let qwen = fixture("qwen3");
+    let mut stored = qwen.stored();
     let other = Tensor::zeros(3, DType::F32, &Device::Cpu).unwrap();
     stored.insert("model.visual.weight".into(), other);
-    candle_core::safetensors::save(&stored, folder.path().join("model.safetensors")).unwrap();
+    let folder = qwen.with_tensors(&stored);
     let error = open(folder.path()).map(drop).unwrap_err().to_string();
     assert!(error.contains("tensor model.visual.weight"), "{error}");
 }

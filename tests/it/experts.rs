@@ -1,7 +1,7 @@
 //! Checkpoints with experts: how their tensors may be stored, and what is refused. That they compute what transformers
 //! computes is tested with all [architectures](crate::architectures).
 
-use crate::architectures::{Fixture, TOLERANCE, fixture, fixtures, write_gguf};
+use crate::architectures::{Fixture, TOLERANCE, fixture, fixtures};
 use crate::common::read_json;
 use crate::common::refusals::{assert_refused, merge};
 use crate::common::rig::{Rig, Seq, distance};
@@ -39,8 +39,7 @@ fn stack(name: &str, names: [(&str, &str); 6]) -> Option<(String, usize)> {
 fn experts_as_one_tensor_compute_the_same() {
     let mut count = 0;
     for fixture in with_experts() {
-        let file = fixture.folder.join("model.safetensors");
-        let stored = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
+        let stored = fixture.stored();
         let (parts, mut others): (HashMap<_, _>, HashMap<_, _>) = stored
             .into_iter()
             .partition(|(name, _)| stack(name, PARTS).is_some());
@@ -72,10 +71,7 @@ fn experts_as_one_tensor_compute_the_same() {
         let others: HashMap<String, Tensor> = others
             .map(|(name, tensor)| (name.replace("block_sparse_moe", "mlp"), tensor))
             .collect();
-        let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name);
-        std::fs::copy(fixture.folder.join("config.json"), at("config.json")).unwrap();
-        candle_core::safetensors::save(&others, at("model.safetensors")).unwrap();
+        let folder = fixture.with_tensors(&others);
         let model = open(folder.path()).unwrap();
         fixture.compare(model, TOLERANCE).unwrap();
         count += 1;
@@ -104,8 +100,7 @@ fn the_decoder_of_qwen3_vl_computes_what_qwen3_does() {
     });
     write_config(folder.path(), &config);
 
-    let file = fixture.folder.join("model.safetensors");
-    let stored = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
+    let stored = fixture.stored();
     let (parts, others): (HashMap<_, _>, HashMap<_, _>) =
         (stored.into_iter()).partition(|(name, _)| name.contains(".experts."));
     let inside = |name: &str| name.replace("model.", "model.language_model.");
@@ -137,8 +132,7 @@ fn the_decoder_of_qwen3_vl_computes_what_qwen3_does() {
     let how = how.replace("qwen3moe", "qwen3vlmoe");
     let mut how: Json = serde_json::from_str(&how).unwrap();
     how["metadata"]["qwen3vlmoe.n_deepstack_layers"] = json!(3);
-    let file = folder.path().join("model.gguf");
-    write_gguf(&fixture, &how, &file, |tensors| tensors);
+    let (_folder, file) = fixture.converted(&how);
     fixture.compare(open(&file).unwrap(), TOLERANCE).unwrap();
 }
 
@@ -285,8 +279,7 @@ fn impossible_numbers_of_experts_are_refused_in_one_line() {
 #[test]
 fn granites_of_transformers_5_compute_the_same() {
     let fixture = fixture("granite_moe");
-    let file = fixture.folder.join("model.safetensors");
-    let stored = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
+    let stored = fixture.stored();
     let names = [
         ("input_linear.weight", "experts.gate_up_proj"),
         ("output_linear.weight", "experts.down_proj"),
@@ -298,10 +291,7 @@ fn granites_of_transformers_5_compute_the_same() {
     });
     let renamed: HashMap<String, Tensor> = renamed.collect();
     assert!(renamed.contains_key("model.layers.0.block_sparse_moe.experts.down_proj"));
-    let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name);
-    std::fs::copy(fixture.folder.join("config.json"), at("config.json")).unwrap();
-    candle_core::safetensors::save(&renamed, at("model.safetensors")).unwrap();
+    let folder = fixture.with_tensors(&renamed);
     fixture
         .compare(open(folder.path()).unwrap(), TOLERANCE)
         .unwrap();
@@ -311,13 +301,9 @@ fn granites_of_transformers_5_compute_the_same() {
 #[test]
 fn tensors_of_experts_are_checked() {
     let fixture = fixture("qwen3_moe");
-    let file = fixture.folder.join("model.safetensors");
-    let stored = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name);
-    std::fs::copy(fixture.folder.join("config.json"), at("config.json")).unwrap();
+    let stored = fixture.stored();
     let attempt = |stored: &HashMap<String, Tensor>| {
-        candle_core::safetensors::save(stored, at("model.safetensors")).unwrap();
+        let folder = fixture.with_tensors(stored);
         let error = open(folder.path()).map(drop).unwrap_err().to_string();
         assert_eq!(error.lines().count(), 1, "{error}");
         error
@@ -365,10 +351,7 @@ fn routers_are_never_quantized() {
 #[test]
 fn quantized_experts_of_a_gguf_are_those_of_their_values() {
     let fixture = fixture("qwen3_moe");
-    let how = read_json(fixture.folder.join("gguf.json"));
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("model.gguf");
-    write_gguf(&fixture, &how, &file, |all| all);
+    let (folder, file) = fixture.converted(&fixture.conversion());
     let mut reader = std::fs::File::open(&file).unwrap();
     let content = Content::read(&mut reader).unwrap();
     let names = content.tensor_infos.keys();

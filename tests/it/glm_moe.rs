@@ -93,14 +93,10 @@ fn what_its_router_cannot_do_is_refused_by_name() {
 #[test]
 fn only_known_layers_are_left_unread() {
     let fixture = fixture("glm4_moe");
-    let file = fixture.folder.join("model.safetensors");
-    let mut stored = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
+    let mut stored = fixture.stored();
     let further = stored["model.layers.3.eh_proj.weight"].clone();
     stored.insert("model.layers.4.eh_proj.weight".into(), further);
-    let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name);
-    std::fs::copy(fixture.folder.join("config.json"), at("config.json")).unwrap();
-    candle_core::safetensors::save(&stored, at("model.safetensors")).unwrap();
+    let folder = fixture.with_tensors(&stored);
     let error = open(folder.path()).map(drop).unwrap_err().to_string();
     assert!(
         error.contains("tensor model.layers.4.eh_proj.weight"),
@@ -123,10 +119,8 @@ fn compare_within(name: &str, kind: &str, class: &str) {
         "video_start_token_id": 253, "video_token_id": 255, "vision_config": { "depth": 1 }
     });
     write_config(folder.path(), &config);
-    let file = fixture.folder.join("model.safetensors");
-    let stored = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
     let inside = |name: &str| name.replace("model.", "model.language_model.");
-    let stored = stored.into_iter();
+    let stored = fixture.stored().into_iter();
     let tensors: HashMap<String, Tensor> = stored
         .map(|(name, tensor)| (inside(&name), tensor))
         .collect();
@@ -146,7 +140,7 @@ fn the_decoders_of_glm_4v_compute_what_glm_4_does() {
 /// Writes the GGUF file of a GLM as the decoder of a model for images. What is rotated together is in the halves of a head
 /// there: llama.cpp rotates so by positions of three numbers.
 pub fn write_gguf_of_glm_4v(fixture: &Fixture, file: &Path) {
-    let mut how = read_json(fixture.folder.join("gguf.json"));
+    let mut how = fixture.conversion();
     let sections = format!(
         "{}.rope.dimension_sections",
         how["architecture"].as_str().unwrap()

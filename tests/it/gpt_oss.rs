@@ -1,7 +1,7 @@
 //! gpt-oss: its configurations, and the blocks of MXFP4 in which its experts are published. What it computes is compared
 //! with transformers among all [architectures](crate::architectures).
 
-use crate::architectures::{Fixture, TOLERANCE, fixture, write_gguf};
+use crate::architectures::{Fixture, TOLERANCE, fixture};
 use crate::common::refusals::{assert_refused, merge};
 use crate::common::tiny::{dummy, logits, open, write_config};
 use crate::common::tiny_gguf::put_blocks;
@@ -129,8 +129,7 @@ fn stored_as(folder: &Path, tensors: &HashMap<String, Tensor>) -> Result<(), Str
 
 #[test]
 fn tensors_of_blocks_are_checked() {
-    let file = fixture("gpt_oss_mxfp4").folder.join("model.safetensors");
-    let stored = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
+    let stored = fixture("gpt_oss_mxfp4").stored();
     let folder = tempfile::tempdir().unwrap();
     stored_as(folder.path(), &stored).unwrap();
     let scales = "model.layers.1.mlp.experts.down_proj_scales";
@@ -235,8 +234,7 @@ fn blocks_of(values: &[f32]) -> Vec<u8> {
 #[test]
 fn blocks_compute_what_those_of_a_gguf_file_compute() {
     let published = fixture("gpt_oss_mxfp4");
-    let stored = published.folder.join("model.safetensors");
-    let stored = candle_core::safetensors::load(stored, &Device::Cpu).unwrap();
+    let stored = published.stored();
     let dense = stored.iter().filter_map(|(name, tensor)| {
         let Some(name) = name.strip_suffix("_blocks") else {
             return (!name.ends_with("_scales")).then(|| (name.clone(), tensor.clone()));
@@ -259,10 +257,8 @@ fn blocks_compute_what_those_of_a_gguf_file_compute() {
     std::fs::copy(config, folder.path().join("config.json")).unwrap();
     let values = open(folder.path()).unwrap();
     published.compare(values, TOLERANCE).unwrap();
-    let how = std::fs::read(fixture("gpt_oss").folder.join("gguf.json")).unwrap();
-    let file = folder.path().join("model.gguf");
-    let how = serde_json::from_slice(&how).unwrap();
-    write_gguf(&Fixture::read(folder.path()), &how, &file, |all| all);
+    let how = fixture("gpt_oss").conversion();
+    let (_folder, file) = Fixture::read(folder.path()).converted(&how);
 
     let mut bytes = std::fs::read(&file).unwrap();
     let mut reader = std::io::Cursor::new(bytes.clone());

@@ -318,8 +318,7 @@ fn with_layer<const OUTPUTS: usize>(all: Named) -> Named {
 /// last word on its tensors.
 fn write_ranker(file: &Path, template: &str, change: fn(Named) -> Named) {
     let fixture = fixture("qwen3");
-    let how = std::fs::read_to_string(fixture.folder.join("gguf.json")).expect("a file");
-    let mut how: Value = serde_json::from_str(&how).expect("JSON");
+    let mut how = fixture.conversion();
     let mut tokens: Vec<String> = ByteLevel::alphabet()
         .into_iter()
         .map(String::from)

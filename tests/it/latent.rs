@@ -223,9 +223,7 @@ fn what_a_class_cannot_do_is_refused_by_name() {
 /// The checkpoint of the fixture `name` with a change of its tensors.
 fn changed(name: &str, folder: &Path, change: impl Fn(&str, Tensor) -> Tensor) {
     let fixture = fixture(name);
-    let stored = fixture.folder.join("model.safetensors");
-    let stored = candle_core::safetensors::load(stored, &Device::Cpu).unwrap();
-    let stored = stored.into_iter().map(|(name, tensor)| {
+    let stored = fixture.stored().into_iter().map(|(name, tensor)| {
         let tensor = change(&name, tensor);
         (name, tensor)
     });
@@ -347,8 +345,7 @@ fn chunks_change_no_bits_whatever_the_weights() {
 fn packed_products_of_heads_are_unpacked() {
     let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let fixture = fixture("deepseek_v3");
-    let stored = fixture.folder.join("model.safetensors");
-    let stored = candle_core::safetensors::load(stored, &Device::Cpu).unwrap();
+    let stored = fixture.stored();
     let mut config = read_json(fixture.folder.join("config.json"));
     write_config(folders[1].path(), &config);
     config["quantization_config"] = v3()["quantization_config"].clone();

@@ -1,6 +1,6 @@
 //! The layer of a checkpoint that predicts further tokens: as its authors' code computes it, and through the engine.
 
-use crate::architectures::{Fixture, TOLERANCE, fixture, log_softmax, write_gguf};
+use crate::architectures::{Fixture, TOLERANCE, fixture, log_softmax};
 use crate::common::process::{Server, foretoken, refusal, stdout_of};
 use crate::common::refusals::merge;
 use crate::common::rig::{Rig, Seq, argmax, distance};
@@ -105,12 +105,9 @@ fn its_probabilities_are_those_of_the_parts_of_transformers() {
 /// llama.cpp's conversion leaves out those of DeepSeek and ERNIE.
 #[test]
 fn gguf_files_have_the_same() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("model.gguf");
     for name in ALL {
         let fixture = fixture(name);
-        let how = read_json(fixture.folder.join("gguf.json"));
-        write_gguf(&fixture, &how, &file, |all| all);
+        let (_folder, file) = fixture.converted(&fixture.conversion());
         if matches!(name, "deepseek_v3" | "ernie4_5_moe") {
             let target = open(&file).unwrap();
             assert!(head(&file, &*target).is_none(), "{name}");
@@ -122,11 +119,9 @@ fn gguf_files_have_the_same() {
 
 /// A copy of the checkpoint of a fixture, whose tensors and configuration are changed.
 fn changed(fixture: &Fixture, change: impl Fn(&mut Tensors), keys: Json) -> TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    let file = fixture.folder.join("model.safetensors");
-    let mut stored = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
+    let mut stored = fixture.stored();
     change(&mut stored);
-    candle_core::safetensors::save(&stored, folder.path().join("model.safetensors")).unwrap();
+    let folder = fixture.with_tensors(&stored);
     let mut config = read_json(fixture.folder.join("config.json"));
     merge(&mut config, &keys);
     write_config(folder.path(), &config);

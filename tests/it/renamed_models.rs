@@ -1,6 +1,6 @@
 //! Models that compute what others do, under other names.
 
-use crate::architectures::{TOLERANCE, fixture, write_gguf};
+use crate::architectures::{TOLERANCE, fixture};
 use crate::common::read_json;
 use crate::common::rig::distance;
 use crate::common::tiny::*;
@@ -57,8 +57,7 @@ fn minicpm_computes_what_granite_does() {
     let said = metadata.len();
     metadata.retain(|key, _| !key.ends_with("_scale") && !key.ends_with(".scale"));
     assert_eq!(metadata.len(), said - 4);
-    let file = folder.path().join("model.gguf");
-    write_gguf(&fixture, &how, &file, |all| all);
+    let (_folder, file) = fixture.converted(&how);
     let far = distance(
         &logits(open(&file).unwrap(), &fixture.prompt).concat(),
         &expected,
@@ -78,10 +77,11 @@ fn exaone_3_5_computes_what_llama_does() {
         candle_core::safetensors::save(tensors, file).unwrap();
         logits(open(folder.path()).unwrap(), &fixture.prompt).concat()
     };
-    let file = fixture.folder.join("model.safetensors");
-    let stored = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
     let has_bias = |name: &str| name.ends_with(".bias");
-    let stored = stored.into_iter().filter(|(name, _)| !has_bias(name));
+    let stored = fixture
+        .stored()
+        .into_iter()
+        .filter(|(name, _)| !has_bias(name));
     let stored: HashMap<String, Tensor> = stored.collect();
     let mut llama = json("config.json");
     for key in ["attention_bias", "mlp_bias"] {
@@ -126,8 +126,7 @@ fn exaone_3_5_computes_what_llama_does() {
     for how in tensors.values_mut() {
         how["interleaved_heads"] = json!(0);
     }
-    let file = folder.path().join("model.gguf");
-    write_gguf(&fixture, &how, &file, |all| all);
+    let (_folder, file) = fixture.converted(&how);
     let found = logits(open(&file).unwrap(), &fixture.prompt).concat();
     let far = distance(&found, &expected);
     assert!(far < TOLERANCE, "{far}");
