@@ -188,6 +188,17 @@ pub fn run(engine: &EngineHandle, request: Request) -> CollectedEvents {
     collect(engine.submit(request).unwrap())
 }
 
+/// Waits until `holds`, on a machine that does much else, too.
+#[track_caller]
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let started = std::time::Instant::now();
+    while !holds() {
+        let is_patient = started.elapsed() < std::time::Duration::from_secs(120);
+        assert!(is_patient, "still not: {what}");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
 /// Waits until the engine is idle, and checks that both pools are empty and the thread is alive: the
 /// thread panics if an invariant is violated.
 pub fn assert_idle(engine: &EngineHandle) {

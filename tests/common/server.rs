@@ -15,7 +15,7 @@ use reqwest::{Client, Response, StatusCode};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -250,6 +250,15 @@ impl Server {
     pub async fn done(self) {
         self.idle().await;
         self.stop().await.expect("an orderly end");
+    }
+}
+
+/// Waits until `holds`.
+pub async fn until(what: &str, holds: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < LONG, "still not: {what}");
+        tokio::time::sleep(STEP / 5).await;
     }
 }
 

@@ -1,7 +1,7 @@
 //! Beam search through the HTTP API: the beams of transformers.
 
 use crate::architectures::folder_of_fixtures;
-use crate::common::server::{ENDLESS, LONG, Server, slow};
+use crate::common::server::{ENDLESS, Server, slow, until};
 use crate::common::tiny::open;
 use crate::common::{Toy, chains, read_json};
 use foretoken::engine::{self, EngineHandle, EngineOptions};
@@ -9,7 +9,7 @@ use foretoken::spec::{BudgetMode, Drafter, Tables};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const PATH: &str = "/v1/completions";
 
@@ -247,20 +247,14 @@ async fn a_client_that_leaves_ends_the_search() {
     let stats = server.engine.stats().clone();
     let tokens = || stats.generation_tokens.get();
     let left = || stats.requests_finished.with_label_values(&["abort"]).get();
-    let (many, started) = (ENDLESS / 2, Instant::now());
+    let many = ENDLESS / 2;
     let body = json!({"prompt": "abc", "max_tokens": many, "use_beam_search": true, "n": 16});
     let request = server.client.post(server.url.clone() + PATH).json(&body);
     let request = tokio::spawn(request.send());
-    while tokens() == 0 {
-        assert!(started.elapsed() < LONG, "it has not begun");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until("it has begun", || tokens() > 0).await;
     request.abort();
     // Between two steps of a search the engine is idle.
-    while left() == 0 {
-        assert!(started.elapsed() < LONG, "the client is gone");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until("it is cancelled", || left() > 0).await;
     // No more requests come.
     tokio::time::sleep(Duration::from_millis(300)).await;
     server.idle().await;
@@ -275,14 +269,11 @@ async fn a_client_that_leaves_ends_the_search() {
 #[tokio::test]
 async fn a_search_is_finished_while_the_server_shuts_down() {
     let server = Server::of(slow(EngineOptions::default(), None)).await;
-    let (stats, started) = (server.engine.stats().clone(), Instant::now());
+    let stats = server.engine.stats().clone();
     let body = json!({"prompt": "abc", "max_tokens": 30, "use_beam_search": true, "n": 2});
     let request = server.client.post(server.url.clone() + PATH).json(&body);
     let request = tokio::spawn(request.send());
-    while stats.generation_tokens.get() == 0 {
-        assert!(started.elapsed() < LONG, "it has not begun");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until("it has begun", || stats.generation_tokens.get() > 0).await;
     server.stop().await.unwrap();
     let reply = request.await.unwrap().unwrap();
     assert_eq!(reply.status(), 200);

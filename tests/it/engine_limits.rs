@@ -7,15 +7,7 @@ use foretoken::error::{Error, RequestErrorKind, Result};
 use foretoken::sampling::{Acceptance, SamplingParams};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
-
-fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
-    let patience = Instant::now() + Duration::from_secs(60);
-    while !done() {
-        assert!(Instant::now() < patience, "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
+use std::time::Duration;
 
 fn is_queue_full<T>(result: Result<T>) -> bool {
     matches!(
@@ -35,7 +27,7 @@ fn the_queue_is_bounded_all_or_nothing() {
     let (engine, gate) = toy.start_gated();
     let closed = gate.lock().unwrap();
     let running = engine.submit(greedy(&[1], 5)).unwrap();
-    wait_for("admission", || engine.stats().requests_running.get() == 1);
+    wait_until("admission", || engine.stats().requests_running.get() == 1);
     let invalid = vec![greedy(&[1], 1), greedy(&[99], 1)];
     assert!(engine.submit_all(invalid).is_err());
     let two = engine.submit_all(vec![greedy(&[1], 1); 2]).unwrap();
@@ -99,7 +91,7 @@ fn who_leaves_the_queue_gives_up_the_place() {
     let (engine, gate) = toy.start_gated();
     let closed = gate.lock().unwrap();
     let running = engine.submit(greedy(&[1], 5)).unwrap();
-    wait_for("admission", || engine.stats().requests_running.get() == 1);
+    wait_until("admission", || engine.stats().requests_running.get() == 1);
     drop(engine.submit_all(vec![greedy(&[1], 1); 3]).unwrap());
     drop(closed);
     collect(running);
@@ -146,7 +138,7 @@ fn dropping_the_receiver_cancels() {
     let receivers: Vec<_> = (0..20)
         .map(|i| engine.submit(greedy(&[i], 250)).unwrap())
         .collect();
-    wait_for("the batch", || engine.stats().requests_running.get() > 0);
+    wait_until("the batch", || engine.stats().requests_running.get() > 0);
     drop(receivers);
     drop(closed);
     assert_idle(&engine);
@@ -165,7 +157,7 @@ fn an_abort_reaches_requests_that_nobody_has_taken() {
     let (engine, gate) = toy.start_gated();
     let closed = gate.lock().unwrap();
     let runs = engine.submit(greedy(&[1], 250)).unwrap();
-    wait_for("the batch", || engine.stats().requests_running.get() > 0);
+    wait_until("the batch", || engine.stats().requests_running.get() > 0);
     let arrives = engine.submit(greedy(&[2], 250)).unwrap();
     engine.abort();
     drop(closed);
@@ -193,11 +185,11 @@ fn draining_finishes_what_runs_and_refuses_the_rest() {
     };
     assert_eq!(kind, RequestErrorKind::ShuttingDown);
     assert_eq!(collect(receiver).ids().len(), 100);
-    wait_for("the end", || engine.has_ended());
+    wait_until("the end", || engine.has_ended());
 
     let idle = Toy::default().start();
     idle.drain();
-    wait_for("the end of an idle engine", || idle.has_ended());
+    wait_until("the end of an idle engine", || idle.has_ended());
 }
 
 /// A request that comes in parts is accepted as a whole: its further parts wait for places in a full queue, and come
@@ -220,7 +212,7 @@ fn further_parts_of_a_request_are_accepted() {
 
     let closed = gate.lock().unwrap();
     let running = engine.submit(greedy(&[1], 5)).unwrap();
-    wait_for("admission", || engine.stats().requests_running.get() == 1);
+    wait_until("admission", || engine.stats().requests_running.get() == 1);
     let others = engine.submit_all(part(1)).unwrap();
     let other = Series::begin(&engine).unwrap();
     let refused = |mut other: Series| runtime.block_on(other.submit_all(part(1)));
@@ -240,7 +232,7 @@ fn further_parts_of_a_request_are_accepted() {
     for events in others.into_iter().chain([running]) {
         collect(events);
     }
-    wait_for("the end", || engine.has_ended());
+    wait_until("the end", || engine.has_ended());
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Connections that stall, break off or send too much: each is answered or closed in time, and the server
 //! goes on.
 
-use crate::common::Toy;
 use crate::common::process;
-use crate::common::server::{ENDLESS, LONG, STEP, Server, greedy, joined, slow};
+use crate::common::server::{ENDLESS, LONG, Server, greedy, joined, slow, until};
+use crate::common::{Toy, wait_until};
 use foretoken::engine::EngineOptions;
 use foretoken::http::HttpLimits;
 use serde_json::Value;
@@ -229,17 +229,10 @@ async fn a_client_that_ends_its_side_is_gone() {
     let mut stream = connect(&server).await;
     let request = request("POST /v1/completions", &greedy("abc", ENDLESS));
     stream.write_all(request.as_bytes()).await.unwrap();
-    let started = Instant::now();
-    while stats.requests_running.get() == 0 {
-        assert!(started.elapsed() < LONG, "never begun");
-        tokio::time::sleep(STEP / 5).await;
-    }
+    until("it has begun", || stats.requests_running.get() > 0).await;
     stream.shutdown().await.unwrap();
     assert_eq!(rest(&mut stream).await, "");
-    while stats.requests_running.get() != 0 {
-        assert!(started.elapsed() < LONG, "the client is gone");
-        tokio::time::sleep(STEP / 5).await;
-    }
+    until("it is gone", || stats.requests_running.get() == 0).await;
     server.done().await;
 }
 
@@ -267,16 +260,9 @@ async fn a_client_that_is_gone_leaves_the_queue() {
             .write_all(request("POST /v1/completions", &body).as_bytes())
             .await
             .unwrap();
-        let started = Instant::now();
-        while stats.requests_waiting.get() == 0 {
-            assert!(started.elapsed() < LONG, "never queued");
-            tokio::time::sleep(STEP / 5).await;
-        }
+        until("it is queued", || stats.requests_waiting.get() > 0).await;
         drop(waiting);
-        while stats.requests_waiting.get() != 0 {
-            assert!(started.elapsed() < LONG, "the client is gone");
-            tokio::time::sleep(STEP / 5).await;
-        }
+        until("it is gone", || stats.requests_waiting.get() == 0).await;
     }
     // The text that runs is none of theirs, and goes on.
     let mut further = [0; 4096];
@@ -341,11 +327,7 @@ fn the_end_of_file_descriptors_is_logged_once_and_survived() {
     let open: Vec<_> = (0..60).map(connect).collect();
     let said = || std::fs::read_to_string(&log).unwrap();
     let lines = || said().matches("cannot accept connections").count();
-    let started = Instant::now();
-    while lines() == 0 {
-        assert!(started.elapsed() < LONG, "never logged");
-        std::thread::sleep(SHORT / 10);
-    }
+    wait_until("it is logged", || lines() > 0);
     // It tries again and again.
     std::thread::sleep(Duration::from_millis(500));
     drop(open);

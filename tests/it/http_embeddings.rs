@@ -1,7 +1,7 @@
 //! `/v1/embeddings`: forms of input and output, refusals, and limits.
 
 use crate::common::refusals::{merge, parsed, rows};
-use crate::common::server::{LONG, Server, error, slow};
+use crate::common::server::{LONG, Server, error, slow, until};
 use crate::common::tiny::open;
 use crate::embeddings::folder;
 use foretoken::engine::{self, EngineOptions};
@@ -259,14 +259,12 @@ async fn many_inputs_are_finished_while_the_server_shuts_down() {
     };
     let spec = EmbeddingSpec::new(Pooling::Mean, true);
     let server = Server::over(slow(options, None), |s| s.with_embeddings(Some(spec))).await;
-    let (stats, started) = (server.engine.stats().clone(), Instant::now());
+    let stats = server.engine.stats().clone();
     let body = json!({"input": vec![vec![5; 10]; 40]});
     let request = server.client.post(server.url.clone() + PATH).json(&body);
     let request = tokio::spawn(request.send());
-    while stats.requests_finished.with_label_values(&["stop"]).get() == 0 {
-        assert!(started.elapsed() < LONG, "it has not begun");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let done = stats.requests_finished.with_label_values(&["stop"]);
+    until("it has begun", || done.get() > 0).await;
     server.stop().await.expect("an orderly end");
     let reply = request.await.expect("no panic").expect("an answer");
     assert_eq!(reply.status(), StatusCode::OK);

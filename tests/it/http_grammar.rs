@@ -1,13 +1,12 @@
 //! Structured output as clients ask for it.
 
 use crate::common::refusals::{merge, parsed, rows};
-use crate::common::server::{Server, joined};
+use crate::common::server::{Server, joined, until};
 use crate::common::{Guess, Toy};
 use foretoken::http::AppState;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 /// A field, its value, and whether a text may be the answer.
 type Field = (&'static str, Value, fn(&str) -> bool);
@@ -232,9 +231,7 @@ async fn large_grammars_delay_nobody() {
             })
         })
         .collect();
-    while ended.load(Ordering::SeqCst) == 0 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    until("one is refused", || ended.load(Ordering::SeqCst) > 0).await;
     assert_eq!(ask("one", json!({})).await, 200);
     assert_eq!(ask("other", json!({"guided_regex": "ab+"})).await, 200);
     let before = ended.load(Ordering::SeqCst);

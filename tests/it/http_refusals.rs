@@ -2,7 +2,7 @@
 
 use crate::common::Toy;
 use crate::common::server::{
-    ENDLESS, Fault, LONG, Server, doomed, error, events, greedy, held, slow, text_with,
+    ENDLESS, Fault, LONG, Server, doomed, error, events, greedy, held, slow, text_with, until,
 };
 use foretoken::engine::EngineOptions;
 use foretoken::error::Error;
@@ -303,15 +303,6 @@ fn one_at_a_time() -> EngineOptions {
     }
 }
 
-/// Waits until `condition` holds.
-async fn until(condition: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < LONG, "waited too long");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-}
-
 /// Starts a stream that runs for longer than a test waits.
 async fn begun(server: &Server) -> Response {
     let mut body = greedy("abc", ENDLESS);
@@ -341,15 +332,15 @@ async fn a_client_that_disconnects_frees_the_engine() {
     let server = Server::of(slow(one_at_a_time(), None)).await;
     drop(begun(&server).await);
     let stats = server.engine.stats().clone();
-    until(|| stats.requests_running.get() == 0).await;
+    until("it is gone", || stats.requests_running.get() == 0).await;
 
     // The same without streaming: the client gives up while it waits.
     let request = server.client.post(server.url.clone() + "/v1/completions");
     let request = request.json(&greedy("abc", ENDLESS));
     let waiting = tokio::spawn(request.send());
-    until(|| stats.requests_running.get() == 1).await;
+    until("it runs", || stats.requests_running.get() == 1).await;
     waiting.abort();
-    until(|| stats.requests_running.get() == 0).await;
+    until("it is gone", || stats.requests_running.get() == 0).await;
     server.done().await;
 }
 
@@ -362,7 +353,7 @@ async fn shutting_down_finishes_running_requests_and_refuses_new_ones() {
     let running = server.post("/v1/completions", &body).await;
     let (url, client) = (server.url.clone(), server.client.clone());
     let stopping = tokio::spawn(server.stop());
-    until(|| engine.is_draining()).await;
+    until("it drains", || engine.is_draining()).await;
     let refused = client
         .post(url.clone() + "/v1/completions")
         .json(&greedy("a", 1));

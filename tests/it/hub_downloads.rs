@@ -3,13 +3,13 @@
 use crate::common::hub::{COMMIT, Hub, hex};
 use crate::common::process::{Server, foretoken, refusal_line, stdout_of};
 use crate::common::tiny_folder::{byte_level, tiny_folder};
+use crate::common::wait_until;
 use ring::digest::{SHA256, digest};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// A model that is small and talks.
@@ -213,12 +213,9 @@ fn a_process_that_is_killed_leaves_what_the_next_one_goes_on_with() {
     let (cache, (hub, address)) = (Cache::new(), hub(1, WITH_HASHES()));
     hub.stalled.store(true, Ordering::SeqCst);
     let mut child = cache.chat_command(&address).spawn().unwrap();
-    let begun = Instant::now();
     let part = cache.part(&model());
-    while std::fs::metadata(&part).map_or(0, |part| part.len()) < CUT as u64 {
-        assert!(begun.elapsed() < Duration::from_secs(60), "nothing arrives");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let bytes = || std::fs::metadata(&part).map_or(0, |part| part.len());
+    wait_until("bytes arrive", || bytes() >= CUT as u64);
     child.kill().unwrap();
     child.wait().unwrap();
     hub.stalled.store(false, Ordering::SeqCst);

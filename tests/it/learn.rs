@@ -3,7 +3,7 @@
 use crate::common::distill_workshop::{Workshop, load_f32};
 use crate::common::process::{self, Server, foretoken};
 use crate::common::tiny::noise;
-use crate::common::{assert_idle, chains, collect, greedy, read_json, sample};
+use crate::common::{assert_idle, chains, collect, greedy, read_json, sample, wait_until};
 use candle_core::{DType, Device};
 use foretoken::engine::{self, EngineHandle, EngineOptions, Request};
 use foretoken::error::Error;
@@ -123,15 +123,6 @@ fn metric(engine: &EngineHandle, name: &str) -> f64 {
     let families = engine.stats().registry.gather();
     let text = TextEncoder::new().encode_to_string(&families).unwrap();
     sample(&text, &format!("foretoken:learn_{name}{{"))
-}
-
-#[track_caller]
-fn wait_until(what: &str, holds: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !holds() {
-        assert!(started.elapsed() < Duration::from_secs(120), "{what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 /// Waits until the learner has learned what it can from what came: it computes nothing for two seconds.

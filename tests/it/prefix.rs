@@ -3,7 +3,7 @@
 use crate::architectures::fixtures;
 use crate::common::hooked::watched;
 use crate::common::refusals::merge;
-use crate::common::server::{LONG, Server};
+use crate::common::server::{Server, until};
 use crate::common::*;
 use crate::engine::{Dice, is_lossless};
 use foretoken::engine::{self, EngineHandle, EngineOptions, Request};
@@ -13,7 +13,6 @@ use foretoken::spec::{BudgetMode, CacheScope, DraftContext, DraftModel};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
 /// A toy that adds the number of its rows to `rows`.
 fn counted_model(toy: ToyModel, rows: Arc<AtomicUsize>) -> Box<dyn Model> {
@@ -436,11 +435,7 @@ async fn a_reset_spares_the_running_requests() {
     let url = format!("{}/reset_prefix_cache", server.url);
     let request = greedy(&text(60, 0), 40);
     let running = engine.submit(request.clone()).unwrap();
-    let started = Instant::now();
-    while engine.stats().generation_tokens.get() == 0 {
-        assert!(started.elapsed() < LONG, "its prompt was not read");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until("it runs", || engine.stats().generation_tokens.get() > 0).await;
     assert_eq!(server.client.post(&url).send().await.unwrap().status(), 401);
     let reset = server.client.post(&url).bearer_auth("k").send().await;
     assert_eq!(reset.unwrap().status(), 200);

@@ -1,12 +1,12 @@
 //! `foretoken router`: several models at one address, each in a process of its own.
 
 use crate::common::process::Server;
-use crate::common::sample;
 use crate::common::tiny_folder::{byte_level, tiny_folder};
+use crate::common::{sample, wait_until};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// The maximum time that a test waits for a process.
@@ -71,7 +71,7 @@ impl Router {
 
     fn wait_for(&self, states: [(&str, &str); 2]) {
         let wanted = states.map(|(name, state)| (name.to_owned(), state.to_owned()));
-        wait(|| self.states() == wanted, &format!("{wanted:?}"));
+        wait_until(&format!("{wanted:?}"), || self.states() == wanted);
     }
 
     fn metric(&self, line: &str) -> bool {
@@ -126,14 +126,6 @@ pub fn read(answer: &str) -> (u16, Value) {
     let (_, body) = answer.split_once("\r\n\r\n").unwrap();
     let body = serde_json::from_str(body).unwrap_or_else(|e| panic!("{e}: {answer}"));
     (status, body)
-}
-
-pub fn wait(mut done: impl FnMut() -> bool, what: &str) {
-    let started = Instant::now();
-    while !done() {
-        assert!(started.elapsed() < LONG, "still not: {what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }
 
 /// The processes that have not ended, each with its parent.
@@ -268,7 +260,7 @@ fn a_crash_costs_only_the_requests_of_its_model() {
     assert_eq!(router.complete("small").0, 200);
     let mut stream = router.stream();
     let mut whole = router.send(&long(false));
-    wait(|| router.texts() > MANY, "both are there");
+    wait_until("both are there", || router.texts() > MANY);
     kill(demo[0]);
     let mut rest = String::new();
     stream.read_to_string(&mut rest).unwrap();
@@ -295,7 +287,7 @@ fn a_client_that_leaves_cancels_its_request() {
     let router = Router::start("", "");
     let stream = router.stream();
     drop(stream);
-    wait(|| router.texts() == 0, "it is cancelled");
+    wait_until("it is cancelled", || router.texts() == 0);
     // So that nothing keeps the other model out.
     assert_eq!(router.complete("small").0, 200);
 }
@@ -397,7 +389,7 @@ fn a_model_that_cannot_be_loaded_says_why() {
         times += 1;
         is_left
     };
-    wait(is_left, "it is not started again");
+    wait_until("it is not started again", is_left);
     let (_, model) = read(&router.server.get("/v1/models/broken"));
     assert_eq!(model["status"]["failed"], true, "{model}");
     assert_eq!(router.complete("small").0, 200);
@@ -416,15 +408,15 @@ fn models_come_and_go_with_their_files() {
     assert_eq!(error_of(&hello("tiny").1).0, "model_not_found");
     let place = folder.path().join("tiny");
     std::fs::rename(tiny_folder(byte_level()).keep(), &place).unwrap();
-    wait(|| hello("tiny").0 == 200, "the new model answers");
+    wait_until("the new model answers", || hello("tiny").0 == 200);
     let is_listed = || router.states().iter().any(|(name, _)| name == "tiny");
-    wait(is_listed, "it is listed");
+    wait_until("it is listed", is_listed);
     assert!(router.metric("foretoken:router_processes 1"));
     std::fs::remove_dir_all(&place).unwrap();
-    wait(|| !is_listed(), "it is listed no more");
+    wait_until("it is listed no more", || !is_listed());
     assert_eq!(error_of(&hello("tiny").1).0, "model_not_found");
     let has_ended = || router.metric("foretoken:router_processes 0");
-    wait(has_ended, "its process has ended");
+    wait_until("its process has ended", has_ended);
     assert_eq!(router.complete("small").0, 200);
 }
 
@@ -439,7 +431,7 @@ fn processes_end_with_the_router() {
         let code = router.server.stop(signal, LONG);
         assert_eq!(code, (signal == "TERM").then_some(0));
         let have_ended = || !processes().iter().any(|(pid, _)| pids.contains(pid));
-        wait(have_ended, "the processes have ended");
+        wait_until("the processes have ended", have_ended);
         drop(stream);
     }
 }

@@ -1,7 +1,8 @@
 //! Adapters behind `foretoken router`.
 
 use crate::common::tiny_folder::{byte_level, tiny_adapter, tiny_folder};
-use crate::router::{MODELS, Router, children, read, wait};
+use crate::common::wait_until;
+use crate::router::{MODELS, Router, children, read};
 use serde_json::{Value, json};
 
 #[test]
@@ -97,6 +98,6 @@ fn adapters_that_clients_load_have_names_while_their_process_runs() {
     let success = (200, json!({"success": true}));
     let unloaded = router.post("/models/unload", &json!({"model": "tiny"}));
     assert_eq!(unloaded, success);
-    wait(|| names().len() == 3, "its adapter is no model any more");
+    wait_until("its adapter is no model any more", || names().len() == 3);
     assert_eq!(ask("again").0, 404);
 }
