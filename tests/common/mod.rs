@@ -220,15 +220,22 @@ pub fn assert_idle(engine: &EngineHandle) {
 /// do not depend on how fast the machine is at the moment.
 pub const PROMPT_WAIT: std::time::Duration = std::time::Duration::from_secs(3600);
 
+/// Options with which all drafts are verified.
+pub fn fixed_budget(spec: SpecLimits) -> EngineOptions {
+    EngineOptions {
+        spec,
+        spec_budget: BudgetMode::Fixed,
+        ..EngineOptions::default()
+    }
+}
+
 /// Options with which requests wait for each other: four sequences and `rows` rows a step, and all drafts are verified.
 pub fn crowded(spec: SpecLimits, rows: usize) -> EngineOptions {
     EngineOptions {
         max_num_seqs: 4,
         max_num_batched_tokens: rows,
-        spec,
-        spec_budget: BudgetMode::Fixed,
         max_prompt_wait: PROMPT_WAIT,
-        ..EngineOptions::default()
+        ..fixed_budget(spec)
     }
 }
 

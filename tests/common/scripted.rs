@@ -2,14 +2,14 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use crate::common::chains;
 use crate::common::hooked::edited;
 use crate::common::server::{Server, text_over};
-use foretoken::engine::{self, EngineHandle, EngineOptions};
+use crate::common::{chains, fixed_budget};
+use foretoken::engine::{self, EngineHandle};
 use foretoken::http::AppState;
 use foretoken::model::Model;
 use foretoken::model::toy::ToyModel;
-use foretoken::spec::{BudgetMode, Drafter, NgramDrafter};
+use foretoken::spec::{Drafter, NgramDrafter};
 use foretoken::text::{ReasoningFormat, Text};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -57,11 +57,7 @@ pub fn scripted(toy: ToyModel, script: Vec<u32>) -> Box<dyn Model> {
 }
 
 pub fn start(model: Box<dyn Model>, drafter: Option<Box<dyn Drafter>>) -> EngineHandle {
-    let options = EngineOptions {
-        spec: chains(4),
-        spec_budget: BudgetMode::Fixed,
-        ..EngineOptions::default()
-    };
+    let options = fixed_budget(chains(4));
     engine::spawn(model, drafter, 4096, 4, options).expect("starts")
 }
 

@@ -3,9 +3,9 @@
 use crate::architectures::folder_of_fixtures;
 use crate::common::server::{ENDLESS, Server, slow, until};
 use crate::common::tiny::open;
-use crate::common::{Toy, chains, read_json};
+use crate::common::{Toy, chains, fixed_budget, read_json};
 use foretoken::engine::{self, EngineHandle, EngineOptions};
-use foretoken::spec::{BudgetMode, Drafter, Tables};
+use foretoken::spec::{Drafter, Tables};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -23,11 +23,7 @@ fn engine_of(name: &str, eos: &Value, drafts: bool) -> EngineHandle {
     config["eos_token_id"] = eos.clone();
     fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
     let model = open(folder.path()).unwrap();
-    let options = EngineOptions {
-        spec: chains(if drafts { 5 } else { 0 }),
-        spec_budget: BudgetMode::Fixed,
-        ..EngineOptions::default()
-    };
+    let options = fixed_budget(chains(if drafts { 5 } else { 0 }));
     let tables = || Box::new(Tables::new(1 << 20)) as Box<dyn Drafter>;
     engine::spawn(model, drafts.then(tables), 256, 4, options).unwrap()
 }

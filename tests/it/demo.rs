@@ -1,12 +1,12 @@
 //! The embedded pair: what `foretoken` without arguments serves.
 
 use crate::common::process::{Server, json_of};
-use crate::common::{assert_idle, greedy, run, sampled};
+use crate::common::{assert_idle, chains, fixed_budget, greedy, run, sampled};
 use foretoken::engine::{self, EngineHandle, EngineOptions, Request};
 use foretoken::gguf::EMBEDDED;
 use foretoken::model::LoadedModel;
 use foretoken::model::{LoadOptions, ModelSource, load};
-use foretoken::spec::{BudgetMode, DraftModel, Drafter};
+use foretoken::spec::{DraftModel, Drafter};
 use foretoken::text::{self, Text};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -50,9 +50,7 @@ fn start(spec_length: usize) -> EngineHandle {
     let options = EngineOptions {
         max_num_seqs: 8,
         max_num_batched_tokens: 256,
-        spec: crate::common::chains(spec_length),
-        spec_budget: BudgetMode::Fixed,
-        ..EngineOptions::default()
+        ..fixed_budget(chains(spec_length))
     };
     engine::spawn(model(target.name), drafter, BLOCKS, BLOCK_SIZE, options).unwrap()
 }

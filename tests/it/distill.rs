@@ -6,14 +6,16 @@ use crate::common::distill_workshop::{
 };
 #[cfg(target_os = "linux")]
 use crate::common::process::full_disk;
-use crate::common::read_json;
 use crate::common::rig::distance;
 use crate::common::tiny::convert;
+use crate::common::{
+    assert_idle, chains, fixed_budget, greedy, read_json, run as answered, sampled,
+};
 use candle_core::quantized::GgmlDType;
 use candle_core::{Device, Tensor};
 use foretoken::engine::{self, EngineOptions};
 use foretoken::model::ModelConfig;
-use foretoken::spec::{BudgetMode, DraftModel, Drafter};
+use foretoken::spec::{DraftModel, Drafter};
 use foretoken::text::{Text, check_same_tokens};
 use foretoken::train::model::TrainModel;
 use foretoken::train::report::DistillReport;
@@ -144,29 +146,27 @@ fn a_draft_of_few_ids_is_learnt_and_serves() {
         let options = EngineOptions {
             max_num_seqs: 4,
             max_num_batched_tokens: 64,
-            spec: crate::common::chains(if drafter.is_some() { 3 } else { 0 }),
-            spec_budget: BudgetMode::Fixed,
-            ..EngineOptions::default()
+            ..fixed_budget(chains(if drafter.is_some() { 3 } else { 0 }))
         };
         engine::spawn(load_f32(&shop.at("target")), drafter, 32, 4, options).unwrap()
     };
     let (plain, fast) = (start(None), start(Some(&file)));
     let (mut accepted, mut accepted_sampled, mut beyond_draft) = (0, 0, 0);
     for first in 0..8 {
-        let request = || crate::common::greedy(&[first, first + 3, 1], 24);
-        let answer = crate::common::run(&fast, request());
-        assert_eq!(answer.ids(), crate::common::run(&plain, request()).ids());
+        let request = || greedy(&[first, first + 3, 1], 24);
+        let answer = answered(&fast, request());
+        assert_eq!(answer.ids(), answered(&plain, request()).ids());
         accepted += answer.spec.accepted;
         // Sampled texts also contain ids outside the draft's vocabulary, and are drafted nevertheless.
         let seed = u64::from(first);
-        let sampled = crate::common::run(&fast, crate::common::sampled(&[first, 2], 24, seed));
+        let sampled = answered(&fast, sampled(&[first, 2], 24, seed));
         accepted_sampled += sampled.spec.accepted;
         let mut said = sampled.ids().into_iter().map(i64::from);
         beyond_draft += usize::from(said.any(|id| !ids.contains(&id)));
     }
     assert!(accepted > 0 && accepted_sampled > 0);
     assert!(beyond_draft > 0, "all texts are of ids that the draft has");
-    crate::common::assert_idle(&fast);
+    assert_idle(&fast);
 }
 
 /// With grouped heads, several rows, a separate output layer and Llama 3's frequencies.

@@ -4,12 +4,12 @@ use crate::common::distill_workshop::{
     VOCAB, Workshop, assert_same_weights, load_f32, refused_with, weights,
 };
 use crate::common::tiny::convert;
-use crate::common::{assert_idle, chains, greedy, read_json, sampled};
+use crate::common::{assert_idle, chains, fixed_budget, greedy, read_json, sampled};
 use candle_core::DType;
 use candle_core::quantized::GgmlDType;
-use foretoken::engine::{self, EngineHandle, EngineOptions};
+use foretoken::engine::{self, EngineHandle};
 use foretoken::model::{Head, HeadKind, LoadOptions, MaskedBlock, ModelSource, load_head};
-use foretoken::spec::{BlockDrafter, BudgetMode, Drafter};
+use foretoken::spec::{BlockDrafter, Drafter};
 use foretoken::train::features::Precision;
 use foretoken::train::{DistillOptions, Method, Objective, Products, run};
 use serde_json::json;
@@ -146,11 +146,7 @@ fn a_parallel_head_is_learnt_and_serves() {
     };
     assert_eq!(head.masked_block(), Some(block));
     let start = |drafter: Option<Box<dyn Drafter>>| {
-        let options = EngineOptions {
-            spec: chains(if drafter.is_some() { 3 } else { 0 }),
-            spec_budget: BudgetMode::Fixed,
-            ..EngineOptions::default()
-        };
+        let options = fixed_budget(chains(if drafter.is_some() { 3 } else { 0 }));
         let target = load_f32(&shop.at("target"));
         engine::spawn(target, drafter, 32, 4, options).unwrap()
     };

@@ -6,13 +6,14 @@ use crate::common::process;
 use crate::common::tiny::{HEADS, HIDDEN, noise, open, tensors, write_config};
 use crate::common::tiny_gguf::write_gguf_with;
 use crate::common::{
-    assert_idle, chains, collect, greedy, read_json, reference, run, sampled, toy_model,
+    assert_idle, chains, collect, fixed_budget, greedy, read_json, reference, run, sampled,
+    toy_model,
 };
 use candle_core::quantized::{GgmlDType, gguf_file};
 use candle_core::{DType, Device, Tensor};
 use foretoken::engine::{self, EngineHandle, EngineOptions, Events, Request};
 use foretoken::model::{EmbeddingSpec, ForwardOutput, Model, ModelSource, Pooling};
-use foretoken::spec::{BudgetMode, Drafter, Tables};
+use foretoken::spec::{Drafter, Tables};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -53,9 +54,7 @@ fn start(model: Box<dyn Model>, rows: usize, blocks: usize) -> EngineHandle {
     let options = EngineOptions {
         max_num_seqs: 6,
         max_num_batched_tokens: rows,
-        spec: chains(4),
-        spec_budget: BudgetMode::Fixed,
-        ..EngineOptions::default()
+        ..fixed_budget(chains(4))
     };
     let tables: Box<dyn Drafter> = Box::new(Tables::new(1 << 20));
     let drafter = model.generates().then_some(tables);

@@ -1,11 +1,11 @@
 //! A real model with a window: Gemma 3 270M, against llama.cpp on the same file, and through the engine.
 
 use crate::common::llama::{self, Agreement, Theirs};
-use crate::common::{assert_idle, chains, collect, greedy, run, sampled};
+use crate::common::{assert_idle, chains, collect, fixed_budget, greedy, run, sampled};
 use foretoken::engine::{self, EngineOptions, Request};
 use foretoken::model::LoadedModel;
 use foretoken::model::{LoadOptions, ModelSource, load};
-use foretoken::spec::{BudgetMode, Tables};
+use foretoken::spec::Tables;
 use std::path::Path;
 
 const BLOCK_SIZE: usize = 16;
@@ -68,9 +68,7 @@ fn the_engine_changes_no_text_beyond_the_window() {
     let options = EngineOptions {
         max_num_seqs: 4,
         max_num_batched_tokens: 200,
-        spec: chains(4),
-        spec_budget: BudgetMode::Fixed,
-        ..EngineOptions::default()
+        ..fixed_budget(chains(4))
     };
     let drafter = Box::new(Tables::new(1 << 20));
     // Room for one and a half of the longest.

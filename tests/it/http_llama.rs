@@ -1,13 +1,11 @@
 //! Routes of llama.cpp's server and of supervisors, and what there is in the place of other servers' routes.
 
-use crate::common::chains;
 use crate::common::refusals::{merge, parsed, rows};
 use crate::common::scripted::{self, MAX_LEN, PLAIN, TEMPLATE, saying_as, scripted, tool};
 use crate::common::server::{Server, error, events, greedy, held};
-use foretoken::engine::{self, EngineOptions};
 use foretoken::http::{AppState, SamplingDefaults, ServerInfo};
 use foretoken::model::toy::ToyModel;
-use foretoken::spec::{BudgetMode, NgramDrafter};
+use foretoken::spec::NgramDrafter;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -162,14 +160,8 @@ async fn filling(says: &str) -> Server {
     let vocab = 256 + FIM.len();
     let toy = ToyModel::new(vocab, MAX_LEN, 1, 0.0).with_eos(&[scripted::EOS]);
     let script = text.encode(says, false).expect("encodes");
-    let options = EngineOptions {
-        spec: chains(4),
-        spec_budget: BudgetMode::Fixed,
-        ..EngineOptions::default()
-    };
     let drafter = Box::new(NgramDrafter::new(1, 3));
-    let engine = engine::spawn(scripted(toy, script), Some(drafter), 4096, 4, options);
-    let engine = engine.expect("starts");
+    let engine = scripted::start(scripted(toy, script), Some(drafter));
     let state = AppState::new(engine.clone(), Arc::new(text), vec!["coder".into()]);
     Server::over(engine, |_| state).await
 }

@@ -14,7 +14,7 @@ use candle_core::quantized::GgmlDType;
 use foretoken::engine::{self, EngineHandle, EngineOptions};
 use foretoken::kv::KvCacheDtype;
 use foretoken::model::{LoadFormat, LoadOptions, LoadedModel, ModelSource, load};
-use foretoken::spec::{BudgetMode, DraftModel};
+use foretoken::spec::DraftModel;
 use std::path::Path;
 use std::time::Duration;
 
@@ -94,9 +94,7 @@ fn start(num_blocks: usize) -> EngineHandle {
     let options = EngineOptions {
         max_num_seqs: 6,
         max_num_batched_tokens: 40,
-        spec: chains(3),
-        spec_budget: BudgetMode::Fixed,
-        ..EngineOptions::default()
+        ..fixed_budget(chains(3))
     };
     engine::spawn(
         model(kind),

@@ -3,12 +3,14 @@
 use crate::common::distill_workshop::{Workshop, load_f32};
 use crate::common::process::{self, Server, foretoken};
 use crate::common::tiny::noise;
-use crate::common::{assert_idle, chains, collect, greedy, read_json, sample, wait_until};
+use crate::common::{
+    assert_idle, chains, collect, fixed_budget, greedy, read_json, sample, wait_until,
+};
 use candle_core::{DType, Device};
 use foretoken::engine::{self, EngineHandle, EngineOptions, Request};
 use foretoken::error::Error;
 use foretoken::model::{Head, HeadKind, LoadOptions, ModelSource, load_head};
-use foretoken::spec::{BudgetMode, CacheScope, DraftContext, DraftModel, LearningDrafter};
+use foretoken::spec::{CacheScope, DraftContext, DraftModel, LearningDrafter};
 use foretoken::train::learn::{LearnOptions, LearnSetup, Learning};
 use foretoken::train::{DistillOptions, Method, run};
 use prometheus::TextEncoder;
@@ -78,11 +80,7 @@ impl School {
         let (link, learner) = learning.split();
         let drafter = DraftModel::of_head(head, 256, 4, 64).unwrap();
         let drafter = LearningDrafter::new(Box::new(drafter), link);
-        let options = EngineOptions {
-            spec: chains(3),
-            spec_budget: BudgetMode::Fixed,
-            ..EngineOptions::default()
-        };
+        let options = fixed_budget(chains(3));
         let engine = engine::spawn(target, Some(Box::new(drafter)), 256, 4, options).unwrap();
         let stats = engine.stats();
         let (running, waiting) = (

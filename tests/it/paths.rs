@@ -4,14 +4,14 @@
 use crate::common::rig::{Rig, Rows, Seq};
 use crate::common::tiny::{llama_config, short_prompt, tensors, write_config, write_shards};
 use crate::common::tiny_gguf::{llama3_factors, write_gguf};
-use crate::common::{assert_idle, collect, greedy, run, sampled};
+use crate::common::{assert_idle, chains, collect, fixed_budget, greedy, run, sampled};
 use candle_core::DType;
 use candle_core::quantized::GgmlDType;
 use foretoken::engine::{self, EngineHandle, EngineOptions};
 use foretoken::kernels::cpu::{Isa, VARIABLE};
 use foretoken::kv::KvCacheDtype;
 use foretoken::model::{LoadOptions, Model, ModelSource, load};
-use foretoken::spec::{BudgetMode, DraftModel, Drafter, NgramDrafter};
+use foretoken::spec::{DraftModel, Drafter, NgramDrafter};
 use std::process::Command;
 
 const BLOCKS: usize = 256;
@@ -55,9 +55,7 @@ fn start(kind: Kind, drafter: Option<Box<dyn Drafter>>) -> EngineHandle {
     let options = EngineOptions {
         max_num_seqs: 8,
         max_num_batched_tokens: 40,
-        spec: crate::common::chains(4),
-        spec_budget: BudgetMode::Fixed,
-        ..EngineOptions::default()
+        ..fixed_budget(chains(4))
     };
     engine::spawn(model(kind), drafter, BLOCKS, BLOCK_SIZE, options).unwrap()
 }

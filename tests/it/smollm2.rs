@@ -1,7 +1,9 @@
 //! The engine on a real model: SmolLM2-135M, drafted by itself, by n-grams and by nonsense.
 
 use crate::common::rig::{prompt as noise, smollm2, smollm2_path};
-use crate::common::{PROMPT_WAIT, assert_idle, collect, greedy, run, sampled, tree_limits};
+use crate::common::{
+    PROMPT_WAIT, assert_idle, chains, collect, fixed_budget, greedy, run, sampled, tree_limits,
+};
 use foretoken::engine::{self, EngineHandle, EngineOptions, Request};
 use foretoken::model::toy::ToyModel;
 use foretoken::model::{Head, HeadKind, LoadOptions, ModelSource, load_head};
@@ -55,9 +57,7 @@ fn start(name: &str, spec_length: usize) -> EngineHandle {
     let options = EngineOptions {
         max_num_seqs: 16,
         max_num_batched_tokens: 256,
-        spec: crate::common::chains(spec_length),
-        spec_budget: BudgetMode::Fixed,
-        ..EngineOptions::default()
+        ..fixed_budget(chains(spec_length))
     };
     engine::spawn(smollm2(), drafter(name), BLOCKS, BLOCK_SIZE, options).unwrap()
 }
@@ -209,7 +209,7 @@ fn sixty_four_streams_say_what_each_says_alone() {
     let options = EngineOptions {
         max_num_seqs: 64,
         max_num_batched_tokens: 512,
-        spec: crate::common::chains(3),
+        spec: chains(3),
         spec_budget: BudgetMode::Fixed,
         // Prompts are read at once on a slow machine, too, so that all texts grow together.
         max_prompt_wait: PROMPT_WAIT,
