@@ -392,9 +392,9 @@ async fn agents_may_send_hints_hosted_tools_and_later_instructions() {
     server.done().await;
 }
 
-/// Clients count what they may have to shorten.
+/// Clients count what they may have to shorten, and agents with many MCP servers have more tools than OpenAI allows.
 #[tokio::test]
-async fn prompts_beyond_the_context_are_counted() {
+async fn prompts_beyond_the_context_and_hundreds_of_tools_are_counted() {
     let server = saying("Hello").await;
     let content = |length: usize| -> Value { "a".repeat(length).into() };
     let mut body = text_body();
@@ -410,13 +410,6 @@ async fn prompts_beyond_the_context_are_counted() {
     assert!(message.starts_with("prompt is too long: "), "{message}");
     prompt["prompt"] = content(300_000);
     assert_eq!(server.post("/tokenize", &prompt).await.status(), 400);
-    server.done().await;
-}
-
-/// Agents with many MCP servers have more tools than OpenAI allows.
-#[tokio::test]
-async fn hundreds_of_tools_are_possible() {
-    let server = saying("Hello").await;
     let tool =
         |i: usize| json!({"name": format!("mcp__a__{i}"), "input_schema": {"type": "object"}});
     let mut body = text_body();
