@@ -68,10 +68,8 @@ async fn custom_tools_take_a_text() {
         .iter()
         .filter_map(|chunk| chunk["choices"][0]["delta"]["tool_calls"].get(0));
     let deltas: Vec<&Value> = deltas.collect();
-    assert_eq!(
-        (&deltas[0]["type"], &deltas[0]["custom"]["name"]),
-        (&json!("custom"), &json!("apply_patch"))
-    );
+    assert_eq!(deltas[0]["type"], "custom");
+    assert_eq!(deltas[0]["custom"]["name"], "apply_patch");
     let input: String = deltas
         .iter()
         .filter_map(|delta| delta["custom"]["input"].as_str())

@@ -43,20 +43,16 @@ async fn all_forms_of_input_are_embedded_alike() {
             .await
     };
     let reply = ask(json!(["abc", "b"])).await;
-    assert_eq!(
-        (&reply["object"], &reply["model"]),
-        (&json!("list"), &json!("toy"))
-    );
+    assert_eq!(reply["object"], "list");
+    assert_eq!(reply["model"], "toy");
     assert_eq!(
         reply["usage"],
         json!({"prompt_tokens": 4, "total_tokens": 4})
     );
     let data = reply["data"].as_array().expect("a list");
     for (index, one) in data.iter().enumerate() {
-        assert_eq!(
-            (&one["object"], &one["index"]),
-            (&json!("embedding"), &json!(index))
-        );
+        assert_eq!(one["object"], "embedding");
+        assert_eq!(one["index"], json!(index));
         let values = values(one);
         assert_eq!(values.len(), SIZE);
         assert!((length(&values) - 1.0).abs() < 1e-5);

@@ -222,10 +222,8 @@ async fn editors_get_what_is_missing() {
         (json!({"n_predict": 0}), "", "limit", ""),
     ] {
         let whole = server.json(INFILL, &asked(more.clone())).await;
-        assert_eq!(
-            (&whole["content"], &whole["stop_type"]),
-            (&json!(content), &json!(kind))
-        );
+        assert_eq!(whole["content"], json!(content));
+        assert_eq!(whole["stop_type"], json!(kind));
         assert_eq!(whole["stopping_word"], word);
         let mut streamed = asked(more);
         streamed["stream"] = true.into();
@@ -242,10 +240,8 @@ async fn editors_get_what_is_missing() {
             .collect();
         assert_eq!(text, content);
         assert!(chunks.iter().all(|c| c["stop"] == false));
-        assert_eq!(
-            (&last["stop"], &last["content"]),
-            (&json!(true), &json!(""))
-        );
+        assert_eq!(last["stop"], true);
+        assert_eq!(last["content"], "");
         assert_eq!(last["stop_type"], kind);
         assert_eq!(last["tokens_predicted"], whole["tokens_predicted"]);
     }

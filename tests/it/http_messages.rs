@@ -148,10 +148,8 @@ async fn a_text_is_one_block() {
     ];
     assert_eq!(order(&events), expected);
     let started = &events[0].1["message"];
-    assert_eq!(
-        (&started["content"], &started["stop_reason"]),
-        (&json!([]), &Value::Null)
-    );
+    assert_eq!(started["content"], json!([]));
+    assert_eq!(started["stop_reason"], Value::Null);
     // The prompt was cached by now.
     let input = |key: &str| started["usage"][key].as_u64().expect("tokens");
     assert_eq!(

@@ -94,10 +94,8 @@ async fn embeddings_rank_by_their_cosines() {
         data.into_iter()
             .enumerate()
             .map(|(index, one)| {
-                assert_eq!(
-                    (&one["index"], &one["object"]),
-                    (&json!(index), &json!("score"))
-                );
+                assert_eq!(one["index"], json!(index));
+                assert_eq!(one["object"], "score");
                 one["score"].clone()
             })
             .collect::<Vec<_>>()

@@ -156,10 +156,8 @@ impl Turn {
         let item = &response["output"][0];
         match &self.tool {
             Some(name) => {
-                assert_eq!(
-                    (&item["type"], &item["name"]),
-                    (&json!("function_call"), &json!(name))
-                );
+                assert_eq!(item["type"], "function_call");
+                assert_eq!(item["name"], json!(name));
                 assert!(item["call_id"].is_string(), "{item}");
                 assert_arguments(item["arguments"].as_str().expect("arguments"));
             }
@@ -191,10 +189,8 @@ impl Turn {
         let block = all("content_block")[0];
         match &self.tool {
             Some(name) => {
-                assert_eq!(
-                    (&block["type"], &block["name"]),
-                    (&json!("tool_use"), &json!(name))
-                );
+                assert_eq!(block["type"], "tool_use");
+                assert_eq!(block["name"], json!(name));
                 assert_arguments(&texts("partial_json"));
             }
             None => assert_eq!(texts("text"), ANSWER),
