@@ -146,10 +146,8 @@ fn file_refused_with(text: &str, needle: &str) {
 fn defaults() {
     let config = accepted("--model org/name");
     assert_eq!(config.served_model_name, "org/name");
-    assert_eq!(
-        (config.load.dtype, config.load.device.as_str()),
-        (Dtype::Auto, "auto")
-    );
+    assert_eq!(config.load.dtype, Dtype::Auto);
+    assert_eq!(config.load.device.as_str(), "auto");
     assert_eq!(config.load.threads, None);
     assert_eq!(accepted("--model m --threads 3").load.threads, Some(3));
     assert_eq!(config.drafter, Some(DrafterChoice::Tables));

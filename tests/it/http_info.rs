@@ -121,10 +121,8 @@ async fn the_server_says_what_it_serves_and_answers_bear_its_fingerprint() {
     let models = server.read("/v1/models").await;
     for (i, name) in ["toy", "org/alias"].into_iter().enumerate() {
         let listed = &models["data"][i];
-        assert_eq!(
-            (&listed["id"], &listed["root"]),
-            (&json!(name), &told["model_path"])
-        );
+        assert_eq!(listed["id"], json!(name));
+        assert_eq!(listed["root"], told["model_path"]);
     }
     let config = &told["vllm_config"];
     assert_eq!(config["cache_config"]["num_gpu_blocks"], 256);

@@ -74,10 +74,8 @@ async fn calls_are_streamed_as_deltas() {
                 .as_str()
                 .expect("arguments");
             if place == calls.len() {
-                assert_eq!(
-                    (list[0]["type"].as_str(), arguments),
-                    (Some("function"), "")
-                );
+                assert_eq!(list[0]["type"].as_str(), Some("function"));
+                assert_eq!(arguments, "");
                 assert!(
                     list[0]["id"]
                         .as_str()

@@ -195,10 +195,8 @@ fn a_prompt_is_computed_once() {
     let request = greedy(&text(41, 0), 10);
     let all = [0; 2].map(|_| run(&engine, request.clone()));
     assert_eq!(all[0], all[1]);
-    assert_eq!(
-        (all[1].cached_tokens, rows.load(Ordering::Relaxed)),
-        (0, 100)
-    );
+    assert_eq!(all[1].cached_tokens, 0);
+    assert_eq!(rows.load(Ordering::Relaxed), 100);
 }
 
 /// Where scores of the prompt are wanted, it is computed, and others find it in the cache.

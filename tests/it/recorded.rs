@@ -168,10 +168,8 @@ impl Turn {
     fn check_message(&self, events: &[(String, Value)]) {
         let (first, start) = events.first().expect("events");
         let (last, _) = events.last().expect("events");
-        assert_eq!(
-            (first.as_str(), last.as_str()),
-            ("message_start", "message_stop")
-        );
+        assert_eq!(first.as_str(), "message_start");
+        assert_eq!(last.as_str(), "message_stop");
         assert!(
             start["message"]["usage"]["input_tokens"].is_u64(),
             "{start}"

@@ -102,10 +102,8 @@ mod tests {
         let body = Body::from_stream(futures_util::stream::iter(parts));
         let mut reply = ReplyBody::new(body, requests.subscribe(), waiting.clone());
         let other = ReplyBody::new(Body::empty(), requests.subscribe(), waiting.clone());
-        assert_eq!(
-            (waiting.longest(), requests.receiver_count()),
-            (Duration::ZERO, 2)
-        );
+        assert_eq!(waiting.longest(), Duration::ZERO);
+        assert_eq!(requests.receiver_count(), 2);
         assert!(reply.frame().await.is_some());
         std::thread::sleep(Duration::from_millis(2));
         let longest = waiting.longest();

@@ -20,13 +20,8 @@ fn the_model_needs_no_flag() {
     refused_with("o/m --model o/n", "named twice, as o/m and as --model o/n");
     let named = "model = 'a'\nserved-model-name = ['x', 'y']";
     let config = with_file(named, "o/m").expect("the command line wins");
-    assert_eq!(
-        (
-            config.model.name.as_str(),
-            config.served_model_name.as_str()
-        ),
-        ("o/m", "x")
-    );
+    assert_eq!(config.model.name.as_str(), "o/m");
+    assert_eq!(config.served_model_name.as_str(), "x");
     assert_eq!(config.served_model_aliases, ["y"]);
     refused_with("run o/m", "`foretoken serve MODEL`");
     refused_with("run", "there is no command run");
@@ -49,18 +44,14 @@ fn a_chat_is_with_a_model_or_a_server() {
         other => panic!("{other:?}"),
     };
     let endpoint = server("chat http://h:1 --model m --api-key k --system s --max-tokens 3");
-    assert_eq!(
-        (endpoint.url.as_str(), endpoint.model.as_deref()),
-        ("http://h:1", Some("m"))
-    );
+    assert_eq!(endpoint.url.as_str(), "http://h:1");
+    assert_eq!(endpoint.model.as_deref(), Some("m"));
     assert_eq!(endpoint.api_key.as_deref(), Some("k"));
     match command("chat o/m --draft-model o/d --temperature 0.5") {
         Command::Chat(Partner::Model(config), options) => {
             assert_eq!(config.model.name, "o/m");
-            assert_eq!(
-                (config.http.listen.host.as_str(), config.http.listen.port),
-                ("127.0.0.1", 0)
-            );
+            assert_eq!(config.http.listen.host.as_str(), "127.0.0.1");
+            assert_eq!(config.http.listen.port, 0);
             assert!(config.drafter.is_some());
             assert_eq!(options.temperature, Some(0.5));
         }
@@ -86,10 +77,8 @@ fn a_chat_without_a_model_takes_one_later() {
     };
     assert_eq!(options.temperature, Some(0.5));
     let config = unnamed.named(Some("qwen3:4b".into())).unwrap();
-    assert_eq!(
-        (config.model.name.as_str(), config.http.listen.port),
-        ("qwen3:4b", 0)
-    );
+    assert_eq!(config.model.name.as_str(), "qwen3:4b");
+    assert_eq!(config.http.listen.port, 0);
     assert_eq!(config.served_model_name, "qwen3:4b");
     assert_eq!(config.engine.max_model_len, Some(64));
     match unnamed.named(None) {

@@ -138,10 +138,8 @@ fn held_back_text_is_shown_at_the_end() {
         FinishReason::Length,
     );
     let piece = joined(pieces);
-    assert_eq!(
-        (&*piece.text(), piece.finish.as_ref().unwrap().reason.name()),
-        ("ab", "length")
-    );
+    assert_eq!(&*piece.text(), "ab");
+    assert_eq!(piece.finish.as_ref().unwrap().reason.name(), "length");
 }
 
 /// A step accepts four tokens, but only those that are part of the text count.

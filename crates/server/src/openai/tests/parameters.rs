@@ -75,10 +75,8 @@ fn the_best_of_several_are_asked_for() {
     assert_eq!(job.header.choices_per_prompt, 5);
     assert_eq!(job.header.shown_per_prompt, 2);
     // They are scored, but nobody asked to see the scores.
-    assert_eq!(
-        (job.requests[0].logprobs, job.header.logprobs),
-        (Some(0), None)
-    );
+    assert_eq!(job.requests[0].logprobs, Some(0));
+    assert_eq!(job.header.logprobs, None);
     let message = refused(completion(json!({"n": 3, "best_of": 2})), "best_of");
     assert!(message.contains("between 3 and 128"), "{message}");
     let streamed = |n: usize| completion(json!({"n": n, "best_of": 2, "stream": true}));
@@ -199,10 +197,8 @@ fn the_servers_defaults_hold_where_a_request_names_none() {
     }));
     assert!(request.params.is_greedy());
     assert_eq!((request.params.top_p, request.params.top_k), (1.0, 0));
-    assert_eq!(
-        (request.params.min_p, request.params.repetition_penalty),
-        (0.0, 1.0)
-    );
+    assert_eq!(request.params.min_p, 0.0);
+    assert_eq!(request.params.repetition_penalty, 1.0);
     // A default length is not more than the context leaves; one that is asked for is refused.
     assert_eq!(request.max_tokens, Some(30));
     let long = json!([{"role": "user", "content": "a".repeat(50)}]);

@@ -44,10 +44,8 @@ fn the_default_length_is_limited_by_the_context() {
 fn echo_asks_for_the_prompts_logprobs_and_allows_no_tokens() {
     let job = completion(json!({"echo": true, "max_tokens": 0, "logprobs": 1})).expect("accepted");
     let request = &job.requests[0];
-    assert_eq!(
-        (request.max_tokens, request.prompt_logprobs),
-        (Some(0), Some(1))
-    );
+    assert_eq!(request.max_tokens, Some(0));
+    assert_eq!(request.prompt_logprobs, Some(1));
     let without = completion(json!({"logprobs": 1})).expect("accepted");
     assert_eq!(without.requests[0].prompt_logprobs, None);
 }
@@ -89,23 +87,17 @@ fn a_request_over_the_context_gets_openais_message() {
     let begins = "This model's maximum context length is 64 tokens. However, you requested";
     let (param, message) = error_of(completion(json!({"prompt": vec![1; 70], "max_tokens": 5})));
     let rest = "75 tokens (70 in the prompt, 5 in the completion). Please reduce the length of the prompt or completion.";
-    assert_eq!(
-        (param.as_str(), message),
-        ("prompt", format!("{begins} {rest}"))
-    );
+    assert_eq!(param.as_str(), "prompt");
+    assert_eq!(message, format!("{begins} {rest}"));
     let long = json!([{"role": "user", "content": "a".repeat(64)}]);
     let (param, message) = error_of(chat(json!({"messages": long, "max_tokens": 5})));
     let rest = "75 tokens (70 in the messages, 5 in the completion). Please reduce the length of the messages or completion.";
-    assert_eq!(
-        (param.as_str(), message),
-        ("messages", format!("{begins} {rest}"))
-    );
+    assert_eq!(param.as_str(), "messages");
+    assert_eq!(message, format!("{begins} {rest}"));
     let (param, message) = error_of(chat(json!({"messages": long})));
     let rest = "71 tokens (70 in the messages, at least 1 in the completion). Please reduce the length of the messages.";
-    assert_eq!(
-        (param.as_str(), message),
-        ("messages", format!("{begins} {rest}"))
-    );
+    assert_eq!(param.as_str(), "messages");
+    assert_eq!(message, format!("{begins} {rest}"));
     let (param, _) = error_of(chat(json!({"max_completion_tokens": 64})));
     assert_eq!(
         param, "max_completion_tokens",
