@@ -109,11 +109,8 @@ async fn beams_of_chats_and_of_several_prompts() {
     let reply = server.json("/v1/chat/completions", &chat).await;
     assert_eq!(reply["choices"].as_array().unwrap().len(), 3);
     let texts: Vec<&Value> = reply["choices"].as_array().unwrap().iter().collect();
-    assert!(
-        texts
-            .iter()
-            .all(|choice| choice["message"]["content"].is_string())
-    );
+    let mut each = texts.iter();
+    assert!(each.all(|choice| choice["message"]["content"].is_string()));
     server.done().await;
 }
 

@@ -203,21 +203,15 @@ async fn a_chat_streams_its_role_first_and_its_usage_last() {
     let last = chunks.pop().unwrap();
     assert_eq!(last["choices"], json!([]));
     assert_eq!(last["usage"]["completion_tokens"], 12);
-    assert!(
-        chunks
-            .iter()
-            .all(|c| c["object"] == "chat.completion.chunk" && c["id"] == last["id"])
-    );
+    let mut each = chunks.iter();
+    assert!(each.all(|c| c["object"] == "chat.completion.chunk" && c["id"] == last["id"]));
     assert!(chunks.iter().all(|c| c.get("usage") == Some(&Value::Null)));
     assert_eq!(
         chunks[0]["choices"][0]["delta"],
         json!({"role": "assistant", "content": ""})
     );
-    assert!(
-        chunks[1..]
-            .iter()
-            .all(|c| c["choices"][0]["delta"].get("role").is_none())
-    );
+    let mut each = chunks[1..].iter();
+    assert!(each.all(|c| c["choices"][0]["delta"].get("role").is_none()));
     assert_eq!(
         joined(&chunks, 0),
         (
@@ -231,11 +225,8 @@ async fn a_chat_streams_its_role_first_and_its_usage_last() {
     assert_eq!(&logprobs.flatten().cloned().collect::<Vec<_>>(), entries);
 
     let without = server.stream("/v1/chat/completions", body).await;
-    assert!(
-        without
-            .iter()
-            .all(|c| c.get("usage").is_none() && c["choices"] != json!([]))
-    );
+    let mut each = without.iter();
+    assert!(each.all(|c| c.get("usage").is_none() && c["choices"] != json!([])));
     server.done().await;
 }
 

@@ -218,11 +218,8 @@ async fn token_ids_are_shown() {
         let chunks = server.stream("/v1/chat/completions", chat).await;
         assert_eq!(chunks[0]["prompt_token_ids"], reply["prompt_token_ids"]);
         let others = &chunks[1..];
-        assert!(
-            others
-                .iter()
-                .all(|chunk| chunk.get("prompt_token_ids").is_none())
-        );
+        let mut each = others.iter();
+        assert!(each.all(|chunk| chunk.get("prompt_token_ids").is_none()));
         // Nobody else gets them.
         let plain = server.json("/v1/completions", &greedy("ab", 3)).await;
         assert!(plain["choices"][0].get("token_ids").is_none());

@@ -83,11 +83,8 @@ async fn rounds_are_the_text_and_the_usage() {
             body["logprobs"] = 0.into();
             body["stream_options"] = json!({"include_usage": true});
             let without = server.stream("/v1/completions", body.clone()).await;
-            assert!(
-                without
-                    .iter()
-                    .all(|chunk| !chunk.to_string().contains("\"speculation\""))
-            );
+            let mut each = without.iter();
+            assert!(each.all(|chunk| !chunk.to_string().contains("\"speculation\"")));
             body["stream_options"]["include_speculation"] = true.into();
             let chunks = server.stream("/v1/completions", body.clone()).await;
             let usage = &chunks.last().expect("a chunk")["usage"];

@@ -76,11 +76,8 @@ async fn calls_are_streamed_as_deltas() {
             if place == calls.len() {
                 assert_eq!(list[0]["type"].as_str(), Some("function"));
                 assert_eq!(arguments, "");
-                assert!(
-                    list[0]["id"]
-                        .as_str()
-                        .is_some_and(|id| id.starts_with("call_"))
-                );
+                let id = list[0]["id"].as_str().expect("an id");
+                assert!(id.starts_with("call_"), "{id}");
                 calls.push((list[0]["function"]["name"].clone(), String::new()));
             } else {
                 let expected = json!({"index": place, "function": {"arguments": arguments}});

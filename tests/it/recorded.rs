@@ -109,11 +109,8 @@ impl Turn {
         assert_eq!(events.pop().as_deref(), Some("[DONE]"));
         let read = |event: &String| serde_json::from_str(event).expect("JSON");
         let chunks: Vec<Value> = events.iter().map(read).collect();
-        assert!(
-            chunks
-                .iter()
-                .all(|chunk| chunk["object"] == "chat.completion.chunk")
-        );
+        let mut each = chunks.iter();
+        assert!(each.all(|chunk| chunk["object"] == "chat.completion.chunk"));
         let (content, finish) = joined(&chunks, 0);
         let deltas = chunks
             .iter()
