@@ -61,7 +61,7 @@ fn refused_with(line: &str, needle: &str) {
     assert!(text.contains(needle), "`{line}`: {text}");
 }
 
-/// Refuses the line of each row, after `first`, with an error that has the text in its second column.
+/// Asserts that the line of each row, after `first`, is refused with an error that has the text in its second column.
 #[track_caller]
 fn all_refused(first: &str, table: &str) {
     for row in table.trim().lines() {

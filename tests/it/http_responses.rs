@@ -31,10 +31,6 @@ fn chat_body(content: &str) -> Value {
     json!({"messages": [{"role": "user", "content": content}], "temperature": 0})
 }
 
-fn names(events: &[(String, Value)]) -> Vec<&str> {
-    events.iter().map(|(name, _)| name.as_str()).collect()
-}
-
 /// The deltas of the events with this name, joined.
 fn deltas(events: &[(String, Value)], name: &str) -> String {
     let events = events.iter().filter(|(other, _)| other == name);
@@ -44,12 +40,19 @@ fn deltas(events: &[(String, Value)], name: &str) -> String {
 }
 
 /// The names of events, without repetitions of deltas.
-pub fn order<'a>(events: &'a [(String, Value)]) -> Vec<&'a str> {
-    let mut names = names(events);
+pub fn order(events: &[(String, Value)]) -> String {
+    let names = events
+        .iter()
+        .map(|(name, _)| name.strip_prefix("response."));
+    let mut names: Vec<&str> = names.map(|name| name.expect("a prefix")).collect();
     names.dedup();
-    let short = |name: &'a str| name.strip_prefix("response.").expect("a prefix");
-    names.into_iter().map(short).collect()
+    names.join(" ")
 }
+
+/// The events of a message, and of a call.
+const TEXT: &str = "output_item.added content_part.added output_text.delta output_text.done content_part.done output_item.done";
+const CALL: &str =
+    "output_item.added function_call_arguments.delta function_call_arguments.done output_item.done";
 
 /// A response without what differs between two of the same request.
 fn settled(response: &Value) -> Value {
@@ -102,17 +105,7 @@ async fn a_text_is_a_message_with_one_part() {
     assert!(usage["speculative_decoding"]["num_drafts"].is_u64());
 
     let events = server.named_events(RESPONSES, text_body()).await;
-    let expected = [
-        "created",
-        "in_progress",
-        "output_item.added",
-        "content_part.added",
-        "output_text.delta",
-        "output_text.done",
-        "content_part.done",
-        "output_item.done",
-        "completed",
-    ];
+    let expected = format!("created in_progress {TEXT} completed");
     assert_eq!(order(&events), expected);
     for (i, (_, data)) in events.iter().enumerate() {
         assert_eq!(data["sequence_number"], i);
@@ -174,23 +167,7 @@ async fn calls_are_items_and_come_back_as_input() {
     assert_eq!(reply["tools"], body()["tools"]);
 
     let events = server.named_events(RESPONSES, body()).await;
-    let call = [
-        "output_item.added",
-        "function_call_arguments.delta",
-        "function_call_arguments.done",
-        "output_item.done",
-    ];
-    let text = [
-        "created",
-        "in_progress",
-        "output_item.added",
-        "content_part.added",
-        "output_text.delta",
-        "output_text.done",
-        "content_part.done",
-        "output_item.done",
-    ];
-    let expected = [&text[..], &call, &call, &["completed"]].concat();
+    let expected = format!("created in_progress {TEXT} {CALL} {CALL} completed");
     assert_eq!(order(&events), expected);
     let arguments = deltas(&events, "response.function_call_arguments.delta");
     assert_eq!(arguments, r#"{"city": "Zürich"}{"a": 1, "b": 2}"#);
@@ -272,23 +249,8 @@ async fn what_a_model_thinks_is_an_item() {
     );
 
     let events = server.named_events(RESPONSES, text_body()).await;
-    let expected = [
-        "created",
-        "in_progress",
-        "output_item.added",
-        "content_part.added",
-        "reasoning_text.delta",
-        "reasoning_text.done",
-        "content_part.done",
-        "output_item.done",
-        "output_item.added",
-        "content_part.added",
-        "output_text.delta",
-        "output_text.done",
-        "content_part.done",
-        "output_item.done",
-        "completed",
-    ];
+    let thought = TEXT.replace("output_text", "reasoning_text");
+    let expected = format!("created in_progress {thought} {TEXT} completed");
     assert_eq!(order(&events), expected);
     assert_eq!(
         deltas(&events, "response.reasoning_text.delta"),

@@ -91,7 +91,7 @@ async fn a_stream_says_that_its_prompt_is_too_long() {
     for length in [5000, 10_000] {
         body["input"] = "a".repeat(length).into();
         let events = server.named_events(RESPONSES, body.clone()).await;
-        assert_eq!(order(&events), ["created", "in_progress", "failed"]);
+        assert_eq!(order(&events), "created in_progress failed");
         for (i, (_, data)) in events.iter().enumerate() {
             assert_eq!(data["sequence_number"], i);
             assert_eq!(data["response"]["id"], events[0].1["response"]["id"]);
