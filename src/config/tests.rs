@@ -96,25 +96,12 @@ fn names_of_formats_are_values_of_their_flags() {
         names::<ReasoningFormat>(),
         ReasoningFormat::ALL.map(ReasoningFormat::name)
     );
-    let known = [
-        "deepseek_v3",
-        "glm47",
-        "ernie45",
-        "kimi_k2",
-        "llama4_pythonic",
-        "qwen3_xml",
-    ];
-    for name in known {
+    let known = "deepseek_v3 glm47 ernie45 kimi_k2 llama4_pythonic qwen3_xml";
+    for name in known.split(' ') {
         assert!(ToolFormat::from_str(name, false).is_ok(), "{name}");
     }
-    for name in [
-        "deepseek_r1",
-        "glm45",
-        "granite",
-        "kimi_k2",
-        "minimax_m2",
-        "seed_oss",
-    ] {
+    let known = "deepseek_r1 glm45 granite kimi_k2 minimax_m2 seed_oss";
+    for name in known.split(' ') {
         assert!(ReasoningFormat::from_str(name, false).is_ok(), "{name}");
     }
 }
@@ -285,15 +272,9 @@ fn a_step_may_be_small_and_wait_long() {
 
 #[test]
 fn zeros_are_refused() {
-    for flag in [
-        "--threads",
-        "--max-num-seqs",
-        "--max-waiting",
-        "--max-model-len",
-        "--num-blocks",
-        "--block-size",
-        "--max-body-bytes",
-    ] {
+    let flags = "--threads --max-num-seqs --max-waiting --max-model-len --num-blocks --block-size \
+        --max-body-bytes";
+    for flag in flags.split(' ') {
         refused_with(&format!("--model m {flag} 0"), flag);
     }
     refused_with("--model m --threads two", "a whole number, at least 1");

@@ -154,20 +154,9 @@ fn a_pickle_that_grows_is_refused_in_one_line() {
 #[test]
 fn heads_of_the_speculators_library() {
     let target = head_fixtures::target();
-    let names = [
-        "eagle31",
-        "eagle3_latent",
-        "eagle3_windows",
-        "peagle_norms",
-        "dflash2",
-        "dflash2_scaled",
-        "domino",
-        "domino_specforge",
-        "lilicorr_narrow",
-        "dspark_gated",
-        "dspark_rnn",
-    ];
-    for (salt, name) in (6..).zip(names) {
+    let names = "eagle31 eagle3_latent eagle3_windows peagle_norms dflash2 dflash2_scaled domino \
+        domino_specforge lilicorr_narrow dspark_gated dspark_rnn";
+    for (salt, name) in (6..).zip(names.split(' ')) {
         let (from, to) = (
             head_fixtures::fixtures().join("heads").join(name),
             tempfile::tempdir(),

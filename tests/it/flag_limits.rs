@@ -87,19 +87,9 @@ fn flags() {
         let line = format!("generate --prompts {prompts} --out {out} --max-tokens 1 {flags}");
         refusal_in_time(&line, None)
     };
-    for flag in [
-        "num-blocks",
-        "block-size",
-        "kv-cache-memory",
-        "threads",
-        "max-num-batched-tokens",
-        "max-num-seqs",
-        "max-model-len",
-        "spec-length",
-        "tables-memory",
-        "gpu-memory-utilization",
-        "seed",
-    ] {
+    let flags = "num-blocks block-size kv-cache-memory threads max-num-batched-tokens max-num-seqs \
+        max-model-len spec-length tables-memory gpu-memory-utilization seed";
+    for flag in flags.split(' ') {
         let said = HUGE.map(|number| generate(&format!("--{flag} {number}")));
         assert!(
             said[2].as_ref().is_some_and(|said| said.contains(flag)),

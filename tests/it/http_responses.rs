@@ -348,14 +348,8 @@ async fn fields_of_chats_work_and_the_request_is_repeated() {
     let reply = server.json(RESPONSES, &body).await;
     assert_eq!(reply["output"][0]["content"][0]["text"], "Hello ");
     assert!(reply["usage"].get("speculative_decoding").is_none());
-    for key in [
-        "instructions",
-        "metadata",
-        "parallel_tool_calls",
-        "top_p",
-        "truncation",
-        "reasoning",
-    ] {
+    let keys = "instructions metadata parallel_tool_calls top_p truncation reasoning";
+    for key in keys.split(' ') {
         assert_eq!(reply[key], body[key], "{key}");
     }
     server.done().await;

@@ -145,15 +145,8 @@ impl Seen {
         self.preemptions += stats.preemptions.get();
         self.interrupted += stats.interrupted_tokens.get();
         self.cached += stats.prefix_cache_hits.get();
-        for source in [
-            "model",
-            "own",
-            "prediction",
-            "pool",
-            "recycled",
-            "lookahead",
-            "grammar",
-        ] {
+        let sources = "model own prediction pool recycled lookahead grammar";
+        for source in sources.split(' ') {
             let accepted = stats.spec_accepted_by_source.with_label_values(&[source]);
             *self.accepted.entry(source).or_default() += accepted.get();
         }

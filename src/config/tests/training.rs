@@ -38,14 +38,8 @@ fn distill_has_separate_flags() {
         let (name, value) = flag.split_once(' ').unwrap();
         refused_with(&format!("{DISTILL} {name}={value}"), name);
     }
-    for flag in [
-        "--top-k",
-        "--seq-len",
-        "--steps",
-        "--batch-size",
-        "--micro-batch",
-        "--stop-after",
-    ] {
+    let flags = "--top-k --seq-len --steps --batch-size --micro-batch --stop-after";
+    for flag in flags.split(' ') {
         refused_with(&format!("{DISTILL} {flag} 0"), flag);
     }
 }

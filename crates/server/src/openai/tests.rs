@@ -238,45 +238,13 @@ fn edges_of_the_ranges_are_accepted() {
 
 #[test]
 fn null_is_absent() {
-    let fields = [
-        "model",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "logit_bias",
-        "stop",
-        "stop_token_ids",
-        "ignore_eos",
-        "min_tokens",
-        "allowed_token_ids",
-        "bad_words",
-        "include_stop_str_in_output",
-        "skip_special_tokens",
-        "truncate_prompt_tokens",
-        "return_token_ids",
-        "max_tokens",
-        "n",
-        "best_of",
-        "suffix",
-        "logprobs",
-        "stream",
-        "stream_options",
-        "spec_length",
-        "acceptance",
-        "posterior_threshold",
-        "posterior_alpha",
-        "lenience",
-        "prediction",
-        "cache_salt",
-        "user",
-        "seed",
-        "echo",
-    ];
-    let nulls: Map<String, Value> = fields.iter().map(|&f| (f.into(), Value::Null)).collect();
+    let fields = "model temperature top_p top_k min_p repetition_penalty presence_penalty \
+        frequency_penalty logit_bias stop stop_token_ids ignore_eos min_tokens allowed_token_ids \
+        bad_words include_stop_str_in_output skip_special_tokens truncate_prompt_tokens \
+        return_token_ids max_tokens n best_of suffix logprobs stream stream_options spec_length \
+        acceptance posterior_threshold posterior_alpha lenience prediction cache_salt user seed \
+        echo";
+    let nulls: Map<String, Value> = (fields.split(' ').map(|f| (f.into(), Value::Null))).collect();
     let job = completion(nulls.into()).expect("accepted");
     let mut params = job.requests[0].params.clone();
     params.seed = 0;
@@ -333,17 +301,9 @@ fn integers_may_have_a_point_but_no_fraction() {
     assert_eq!(request.params.stop_token_ids, [3]);
     let job = chat(json!({"max_completion_tokens": 3.0, "logprobs": true, "top_logprobs": 2.0}));
     assert_eq!(job.expect("accepted").requests[0].max_tokens, Some(3));
-    for field in [
-        "max_tokens",
-        "n",
-        "best_of",
-        "seed",
-        "top_k",
-        "logprobs",
-        "min_tokens",
-        "spec_length",
-        "truncate_prompt_tokens",
-    ] {
+    let fields =
+        "max_tokens n best_of seed top_k logprobs min_tokens spec_length truncate_prompt_tokens";
+    for field in fields.split(' ') {
         let message = refused(completion(json!({field: 4.5})), field);
         assert!(message.contains("integer"), "{field}: {message}");
         refused(completion(json!({field: 1e300})), field);
