@@ -150,6 +150,14 @@ pub fn read_json(file: impl AsRef<Path>) -> Value {
     serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", file.display()))
 }
 
+/// Asserts that a text has all of these parts.
+#[track_caller]
+pub fn assert_has(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "no {part:?}: {text}");
+    }
+}
+
 /// The first sample of `metrics` whose line begins with `name`.
 #[track_caller]
 pub fn sample(metrics: &str, name: &str) -> f64 {

@@ -2,8 +2,8 @@
 
 use crate::common::hub::Hub;
 use crate::common::process::{foretoken, refusal, refusal_line, stdout_of};
-use crate::common::read_json;
 use crate::common::tiny_folder::{byte_level, tiny_folder};
+use crate::common::{assert_has, read_json};
 use serde_json::Value;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -153,10 +153,7 @@ fn a_published_draft_that_cannot_be_had_is_an_error() {
     refused(&address, "cannot be reached");
     let revision = [&args[..], &["--draft-revision", "v1"]].concat();
     let said = refusal(&run(&revision, &address, home.path()));
-    assert!(
-        said.contains("leave it out with --draft-model auto"),
-        "{said}"
-    );
+    assert_has(&said, &["leave it out with --draft-model auto"]);
 }
 
 #[test]
@@ -184,9 +181,9 @@ fn without_a_known_draft_tables_draft_and_a_line_says_so() {
     let vocabulary = ["--draft-vocab", ids.to_str().unwrap()];
     let args = [&["check"], &args[..], &vocabulary].concat();
     let said = refusal(&run(&args, nowhere, home.path()));
-    assert!(
-        said.contains("error: --draft-vocab needs a draft model, a head or an MTP layer"),
-        "{said}"
+    assert_has(
+        &said,
+        &["error: --draft-vocab needs a draft model, a head or an MTP layer"],
     );
     // The name that a checkpoint had is enough.
     let config = folder.join("config.json");

@@ -3,8 +3,8 @@
 use crate::common::process::{Server, foretoken, refusal, stdout_of};
 #[cfg(target_os = "linux")]
 use crate::common::process::{full_disk, refusal_line};
-use crate::common::sample;
 use crate::common::tiny_folder::{byte_level, tiny_folder};
+use crate::common::{assert_has, sample};
 use std::io::{BufRead, BufReader, PipeReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -207,10 +207,7 @@ fn a_model_whose_rope_has_no_angles() {
     let error = refused(&format!(
         "generate --model {model} --prompts {prompts} --out {prompts}.out"
     ));
-    assert!(
-        error.contains("m.gguf") && error.contains("rope_theta"),
-        "{error}"
-    );
+    assert_has(&error, &["m.gguf", "rope_theta"]);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Runs of `foretoken distill` that end before their last step, and what is kept of them.
 
+use crate::common::assert_has;
 use crate::common::distill_workshop::{
     VOCAB, Workshop, assert_same_weights, config, refused, refused_with,
 };
@@ -201,10 +202,7 @@ fn a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint() {
     options.warmup = Some(0);
     options.checkpoint_every = 1;
     let line = refused(&options);
-    assert!(
-        line.contains("step 2") && line.contains("--learning-rate"),
-        "{line}"
-    );
+    assert_has(&line, &["step 2", "--learning-rate"]);
     assert!(line.contains("the last checkpoint is kept"), "{line}");
     assert!(options.out.join("checkpoint.safetensors").exists());
 }

@@ -2,9 +2,9 @@
 //! scripts/make-embedding-fixture.py.
 
 use crate::common::hooked::hooked;
-use crate::common::process;
 use crate::common::tiny::{HEADS, HIDDEN, noise, open, tensors, write_config};
 use crate::common::tiny_gguf::write_gguf_with;
+use crate::common::{assert_has, process};
 use crate::common::{
     assert_idle, chains, collect, fixed_budget, greedy, read_json, reference, run, sampled,
     toy_model,
@@ -323,10 +323,7 @@ fn without_an_output_layer_the_pooling_must_be_known() {
     let model = bare.path().display();
     let mut command = process::foretoken();
     let error = process::refusal(&command.arg("--model").arg(bare.path()).output().unwrap());
-    assert!(
-        error.contains("set --pooling last or --pooling mean"),
-        "{error}"
-    );
+    assert_has(&error, &["set --pooling last or --pooling mean"]);
     let server = process::Server::start(&format!("--model {model} --pooling mean"));
     let reply = server.post("/v1/embeddings", r#"{"input": "a"}"#);
     assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");

@@ -1,7 +1,7 @@
 //! `foretoken generate`: a corpus that is continued.
 
 use crate::common::server::{EOS, text_with};
-use crate::common::{Toy, assert_idle};
+use crate::common::{Toy, assert_has, assert_idle};
 use foretoken::generate::{self, GenerateOptions};
 use serde_json::Value;
 use std::fs;
@@ -61,10 +61,7 @@ fn prompts_with_one_id_have_texts_of_their_own() {
     assert_eq!((all.len(), new), (6, 2));
 
     let error = run(&prompts.replace("xyz", "abc")).unwrap_err().to_string();
-    assert!(
-        error.contains("two lines have the id \"1\" and the same prompt"),
-        "{error}"
-    );
+    assert_has(&error, &["two lines have the id \"1\" and the same prompt"]);
     assert_eq!(lines(&out), all);
     assert_idle(&engine);
 }

@@ -2,9 +2,9 @@
 //! [architectures](crate::architectures). And GLM-4 as the decoder of a model for images.
 
 use crate::architectures::{Fixture, TOLERANCE, fixture, write_gguf};
-use crate::common::read_json;
 use crate::common::refusals::{assert_refused, merge};
 use crate::common::tiny::{open, write_config};
+use crate::common::{assert_has, read_json};
 use candle_core::{Device, Tensor};
 use foretoken::error::Error;
 use foretoken::model::{
@@ -98,10 +98,7 @@ fn only_known_layers_are_left_unread() {
     stored.insert("model.layers.4.eh_proj.weight".into(), further);
     let folder = fixture.with_tensors(&stored);
     let error = open(folder.path()).map(drop).unwrap_err().to_string();
-    assert!(
-        error.contains("tensor model.layers.4.eh_proj.weight"),
-        "{error}"
-    );
+    assert_has(&error, &["tensor model.layers.4.eh_proj.weight"]);
 }
 
 /// The fixture `name` as the decoder of the class `class` for images and texts, whose `model_type` is `kind`.

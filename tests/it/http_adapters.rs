@@ -1,9 +1,9 @@
 //! Adapters over HTTP: models of their own, loaded and unloaded while the server runs.
 
 use crate::architectures::fixture;
-use crate::common::process;
 use crate::common::server::{LONG, Server, error};
 use crate::common::tiny_folder::{byte_level, tiny_adapter, tiny_folder};
+use crate::common::{assert_has, process};
 use crate::common::{greedy, reference};
 use crate::lora::{adapter, adapter_folder};
 use foretoken::engine::{self, EngineOptions};
@@ -166,10 +166,7 @@ async fn adapters_come_and_go_while_the_server_runs() {
 
     let again = server.refused(LOAD, &load).await;
     let message = again["message"].as_str().expect("a text");
-    assert!(
-        message.contains("has already been loaded") && message.contains("load_inplace"),
-        "{message}"
-    );
+    assert_has(message, &["has already been loaded", "load_inplace"]);
     let mut third = load.clone();
     third["lora_name"] = "three".into();
     let full = server.refused(LOAD, &third).await;
@@ -288,10 +285,7 @@ async fn only_who_may_changes_adapters() {
         let body = json!({"lora_name": "one", "lora_path": path("llama-some")});
         let refused = error(closed.post(route, &body).await, 404, "not_found").await;
         let message = refused["message"].as_str().expect("a text");
-        assert!(
-            message.contains("--allow-runtime-lora-updating"),
-            "{message}"
-        );
+        assert_has(message, &["--allow-runtime-lora-updating"]);
     }
     closed.done().await;
     let keyed = server(true, Some("secret")).await;
@@ -387,10 +381,7 @@ fn the_program_serves_adapters() {
         text
     };
     let text = refused(&format!("--lora-modules a={path} --max-lora-rank 1"));
-    assert!(
-        text.contains("--lora-modules a: ") && text.contains("raise --max-lora-rank"),
-        "{text}"
-    );
+    assert_has(&text, &["--lora-modules a: ", "raise --max-lora-rank"]);
     let text = refused("--lora-modules a=org/adapter");
     assert!(text.contains("org/adapter is no folder"), "{text}");
     let text = refused(&format!("--lora-modules tiny={path}"));

@@ -1,8 +1,8 @@
 //! vLLM's parameters of the HTTP API, and those that few requests have: what they do, and that drafts change
 //! nothing of it.
 
-use crate::common::Guess;
 use crate::common::server::{EOS, Server, drafting, greedy, joined};
+use crate::common::{Guess, assert_has};
 use serde_json::{Value, json};
 
 /// Servers whose drafts come from tables, and from a model, with trees.
@@ -313,10 +313,7 @@ async fn each_chunk_may_say_what_the_reply_has_cost() {
             let response = server.post(path, &body).await;
             assert_eq!(response.status(), 400, "{path}");
             let message = response.text().await.unwrap();
-            assert!(
-                message.contains("stream_options.continuous_usage_stats"),
-                "{message}"
-            );
+            assert_has(&message, &["stream_options.continuous_usage_stats"]);
         }
         server.done().await;
     }

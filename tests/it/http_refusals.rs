@@ -1,9 +1,9 @@
 //! Refusals and the end of the HTTP API: statuses, a full queue, clients that disconnect, shutdown.
 
-use crate::common::Toy;
 use crate::common::server::{
     ENDLESS, Fault, LONG, Server, doomed, error, events, greedy, held, slow, text_with, until,
 };
+use crate::common::{Toy, assert_has};
 use foretoken::engine::EngineOptions;
 use foretoken::error::Error;
 use foretoken::http::{AppState, HttpLimits};
@@ -141,10 +141,7 @@ async fn a_model_without_a_chat_template_refuses_chats_and_says_so() {
     let reply = server.post("/v1/chat/completions", &chat).await;
     let told = error(reply, 400, "invalid_value").await;
     let message = told["message"].as_str().unwrap();
-    assert!(
-        message.contains("no chat template") && message.contains("/v1/completions"),
-        "{message}"
-    );
+    assert_has(message, &["no chat template", "/v1/completions"]);
     let completion = json!({"prompt": "hi", "max_tokens": 2});
     assert_eq!(
         server.post("/v1/completions", &completion).await.status(),

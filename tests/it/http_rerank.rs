@@ -1,6 +1,7 @@
 //! `/v1/rerank` and `/v1/score`: embedding models, models that answer yes or no, refusals.
 
 use crate::architectures::{Named, fixture, write_gguf};
+use crate::common::assert_has;
 use crate::common::hooked::edited;
 use crate::common::refusals::{merge, parsed, rows};
 use crate::common::scripted::{self, MAX_LEN, PLAIN, VOCAB, serve, start};
@@ -153,10 +154,7 @@ async fn what_cannot_be_ranked_is_refused_by_name() {
         let body = json!({"query": "a", "documents": documents});
         let error = server.refused(RERANK, &body).await;
         let message = error["message"].as_str().expect("text");
-        assert!(
-            message.contains("a string, or an object with text"),
-            "{message}"
-        );
+        assert_has(message, &["a string, or an object with text"]);
     }
     let body = json!({"query": "a", "documents": ["a", long]});
     let too_long = error(
@@ -177,10 +175,7 @@ async fn what_cannot_be_ranked_is_refused_by_name() {
     ] {
         let error = plain.refused(path, &body).await;
         let message = error["message"].as_str().expect("text");
-        assert!(
-            message.contains("--pooling last") && message.contains("--reranker"),
-            "{message}"
-        );
+        assert_has(message, &["--pooling last", "--reranker"]);
     }
     plain.done().await;
 }

@@ -3,7 +3,7 @@
 use crate::common::hub::{COMMIT, Hub, hex};
 use crate::common::process::{Server, foretoken, refusal_line, stdout_of};
 use crate::common::tiny_folder::{byte_level, tiny_folder};
-use crate::common::wait_until;
+use crate::common::{assert_has, wait_until};
 use ring::digest::{SHA256, digest};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -188,14 +188,8 @@ fn a_download_that_breaks_off_goes_on() {
 fn a_download_that_never_ends_is_given_up_and_kept() {
     let (cache, (hub, address)) = (Cache::new(), hub(1000, WHOLE()));
     let error = cache.refused(&address);
-    assert!(
-        error.contains("the connection broke after 700003 bytes"),
-        "{error}"
-    );
-    assert!(
-        error.contains("cannot be reached") && error.contains("is kept for the next try"),
-        "{error}"
-    );
+    assert_has(&error, &["the connection broke after 700003 bytes"]);
+    assert_has(&error, &["cannot be reached", "is kept for the next try"]);
     assert_eq!(
         std::fs::metadata(cache.part(&model())).unwrap().len(),
         CUT as u64
@@ -332,9 +326,9 @@ fn bytes_that_are_not_those_of_the_hash_are_refused() {
         .args(["--model", "org/demo-etag"])
         .output();
     let error = refusal_line(&output.unwrap());
-    assert!(
-        error.contains("the Hub says ce013625030ba8dba906f756967f9e9ca394464a"),
-        "{error}"
+    assert_has(
+        &error,
+        &["the Hub says ce013625030ba8dba906f756967f9e9ca394464a"],
     );
     let repo = home.path().join("hub/models--org--demo-etag");
     assert!(!repo.join("snapshots").exists());
@@ -350,9 +344,9 @@ fn bytes_that_are_not_those_of_the_hash_are_refused() {
 fn variables_of_which_no_request_can_be_made_are_named() {
     let cache = Cache::new();
     let error = cache.refused("hf-mirror.example");
-    assert!(
-        error.contains("org/demo") && error.contains("HF_ENDPOINT, which must be an address"),
-        "{error}"
+    assert_has(
+        &error,
+        &["org/demo", "HF_ENDPOINT, which must be an address"],
     );
     let (_, address) = hub(0, WITH_HASHES());
     let mut command = cache.chat_command(&address);
@@ -378,14 +372,8 @@ fn a_full_disk_is_told_in_one_line() {
     let (cache, (_, address)) = (Cache::new(), hub(0, WITH_HASHES()));
     std::os::unix::fs::symlink("/dev/full", cache.part(&model())).unwrap();
     let error = cache.refused(&address);
-    assert!(
-        error.contains("has no room: ") && error.contains(".incomplete"),
-        "{error}"
-    );
-    assert!(
-        error.contains("set HF_HUB_CACHE to another folder"),
-        "{error}"
-    );
+    assert_has(&error, &["has no room: ", ".incomplete"]);
+    assert_has(&error, &["set HF_HUB_CACHE to another folder"]);
     assert!(!cache.repo().join("snapshots").exists());
     // With room it goes on.
     std::fs::remove_file(cache.part(&model())).unwrap();

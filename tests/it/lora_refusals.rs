@@ -1,9 +1,9 @@
 //! Adapters that are not supported, broken or hostile: each is refused in one line that names what is wrong.
 
 use crate::architectures::fixture;
-use crate::common::read_json;
 use crate::common::refusals::rows;
 use crate::common::safetensors::Stored;
+use crate::common::{assert_has, read_json};
 use crate::lora::adapter_folder;
 use candle_core::{DType, Device, Tensor};
 use foretoken::model::AdapterLoader;
@@ -57,10 +57,7 @@ fn what_the_configuration_asks_for_is_named() {
         assert!(error.contains(needle), "{needle}: {error}");
     }
     let error = refused(&*model, &adapter_folder("llama-all"), 3);
-    assert!(
-        error.contains("rank 4") && error.contains("raise --max-lora-rank"),
-        "{error}"
-    );
+    assert_has(&error, &["rank 4", "raise --max-lora-rank"]);
 }
 
 /// Tensors of the first layer's queries (`{q}`) and others, the shape that they are given, and what an error says.

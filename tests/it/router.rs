@@ -2,7 +2,7 @@
 
 use crate::common::process::Server;
 use crate::common::tiny_folder::{byte_level, tiny_folder};
-use crate::common::{sample, wait_until};
+use crate::common::{assert_has, sample, wait_until};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -204,10 +204,7 @@ fn models_answer_by_name_and_take_each_others_place() {
     assert!(head.contains("content-type: text/event-stream"), "{answer}");
     assert!(head.contains("x-accel-buffering: no"), "{answer}");
     assert_eq!(head.matches("x-request-id: ").count(), 1, "{answer}");
-    assert!(
-        answer.contains("data: {") && answer.contains("data: [DONE]"),
-        "{answer}"
-    );
+    assert_has(&answer, &["data: {", "data: [DONE]"]);
     assert!(!answer.contains(": loading"), "{answer}");
 }
 

@@ -1,5 +1,6 @@
 //! Self-drafting: the target with layers left out drafts for itself, over the same weights.
 
+use crate::common::assert_has;
 use crate::common::process::{foretoken, refusal};
 use crate::common::rig::smollm2_path;
 use crate::common::tiny::{self, llama_config, logits, open, short_prompt, tensors};
@@ -66,8 +67,8 @@ fn smollm2_drafts_for_itself() {
         .args(["--draft-layers", "0-3,28-30"])
         .output();
     let error = refusal(&output.unwrap());
-    assert!(
-        error.contains("--draft-layers 0-3,28-30: the model has the layers 0-29"),
-        "{error}"
+    assert_has(
+        &error,
+        &["--draft-layers 0-3,28-30: the model has the layers 0-29"],
     );
 }
