@@ -3,7 +3,7 @@
 #[cfg(target_os = "linux")]
 use crate::common::process::full_disk;
 use crate::common::process::{foretoken, refusal, stdout_of};
-use crate::common::read_json;
+use crate::common::{assert_has, read_json};
 use serde_json::Value;
 use std::process::Stdio;
 use tempfile::TempDir;
@@ -75,10 +75,7 @@ fn dummy_weights_are_measured() {
         "--draft-model @target --spec-length 3 --spec-budget fixed --repeat 3 \
          --random-prompts 2 --prompt-tokens 20 --max-tokens 200",
     );
-    assert!(
-        table.contains("temperature 1") && table.contains("overall"),
-        "{table}"
-    );
+    assert_has(&table, &["temperature 1", "overall"]);
     let greedy = &report["temperatures"][0]["overall"];
     assert_eq!(greedy["prompts"], 2, "{report}");
     // Target and draft model are the same, so every greedy draft is right.
@@ -185,14 +182,8 @@ fn built_in_prompts_are_measured_and_drawn() {
     // Two reports of three modes over seven categories and all prompts.
     let bars = svg.matches("class=\"bar\"").count();
     assert!((2 * 3..=2 * 3 * 8).contains(&bars), "{svg}");
-    assert!(
-        svg.contains("class=\"interval\"") && svg.contains("summarization"),
-        "{svg}"
-    );
-    assert!(
-        tex.contains("\\begin{tabular}") && tex.contains("overall"),
-        "{tex}"
-    );
+    assert_has(&svg, &["class=\"interval\"", "summarization"]);
+    assert_has(&tex, &["\\begin{tabular}", "overall"]);
 }
 
 /// Drafts follow what a line says that the answer is expected to be.
@@ -251,10 +242,7 @@ fn a_line_of_prompts_says_what_it_must_hold() {
         assert_eq!(error.lines().count(), 1, "{error}");
     }
     let error = Models::one().refused("");
-    assert!(
-        error.contains("built-in prompts need a tokenizer"),
-        "{error}"
-    );
+    assert_has(&error, &["built-in prompts need a tokenizer"]);
 }
 
 /// A draft model of PARD guesses a block in one forward. As its weights are the target's, the first token of each block
@@ -366,10 +354,7 @@ fn drafters_are_compared_in_one_run() {
         found[..5],
         ["tables", "ngram", "model", "model+tables", "self"]
     );
-    assert!(
-        table.contains("temperature 0, speed-up by drafter") && table.contains("\ntake "),
-        "{table}"
-    );
+    assert_has(&table, &["temperature 0, speed-up by drafter", "\ntake "]);
     // With many requests at a time, too.
     let (table, report) = models.bench(&format!("{flags} --drafters tables,model --streams 2"));
     let loads = report["loads"].as_array().unwrap();
@@ -419,9 +404,9 @@ fn many_requests_at_a_time_are_measured() {
         assert!(load["speed_up"].as_f64() > Some(0.0), "{load}");
     }
     let too_many = models.refused("--streams 1,5 --random-prompts 4 --max-num-seqs 4");
-    assert!(
-        too_many.contains("--streams must be between 1 and --max-num-seqs, which is 4: one is 5"),
-        "{too_many}"
+    assert_has(
+        &too_many,
+        &["--streams must be between 1 and --max-num-seqs, which is 4: one is 5"],
     );
     let warm = models.refused("--random-prompts 4 --warm @prompts.jsonl");
     assert!(warm.contains("--warm need a tokenizer"), "{warm}");

@@ -137,10 +137,7 @@ fn a_service_of_the_user_is_written_and_started_only_if_asked() {
     // Another file is written, too, if it is missing.
     let own = folder.path().join("own/f.toml");
     let said = install(&format!("o/other --config {}", own.display()));
-    assert!(
-        said.contains("own/f.toml, with the model o/other"),
-        "{said}"
-    );
+    assert_has(&said, &["own/f.toml, with the model o/other"]);
     let own = std::fs::read_to_string(own).unwrap();
     assert!(own.contains("model = \"o/other\""), "{own}");
 }

@@ -3,7 +3,7 @@
 
 use crate::common::process;
 use crate::common::server::{ENDLESS, LONG, Server, greedy, joined, slow, until};
-use crate::common::{Toy, wait_until};
+use crate::common::{Toy, assert_has, wait_until};
 use foretoken::engine::EngineOptions;
 use foretoken::http::HttpLimits;
 use serde_json::Value;
@@ -161,10 +161,7 @@ async fn connections_over_the_limit_are_told_so() {
         .unwrap();
     let said = rest(&mut refused).await;
     assert!(said.starts_with("HTTP/1.1 503 "), "{said}");
-    assert!(
-        said.contains("retry-after: 1") && said.contains("--max-connections"),
-        "{said}"
-    );
+    assert_has(&said, &["retry-after: 1", "--max-connections"]);
     drop(open);
     let started = Instant::now();
     while server.get("/health").await.status() != 200 {

@@ -1,5 +1,6 @@
 //! Ollama's API: errors as its clients expect them, before a stream and within it.
 
+use crate::common::assert_has;
 use crate::common::refusals::{change, rows};
 use crate::common::scripted::saying;
 use crate::common::server::{Fault, Server, slow};
@@ -75,10 +76,7 @@ async fn errors_have_ollamas_shape_and_names() {
         "/api/blobs/sha256:0",
     ] {
         let message = refused(server.post(path, &json!({})).await, 404).await;
-        assert!(
-            message.contains("the model that it was started with"),
-            "{message}"
-        );
+        assert_has(&message, &["the model that it was started with"]);
     }
     let delete = server.client.delete(server.url.clone() + "/api/delete");
     refused(delete.send().await.expect("an answer"), 404).await;

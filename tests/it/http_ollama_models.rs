@@ -1,9 +1,9 @@
 //! Ollama's API: the routes that tell which models there are, the key, and embeddings.
 
-use crate::common::Toy;
 use crate::common::scripted::{self, TEMPLATE, saying_as, thinking};
 use crate::common::server::Server;
 use crate::common::tiny::open;
+use crate::common::{Toy, assert_has};
 use crate::embeddings::folder;
 use crate::http_ollama::{lines, refused, whole};
 use foretoken::engine::{self, EngineOptions};
@@ -82,10 +82,7 @@ async fn models_are_listed_as_clients_choose_them() {
     assert_eq!(status, json!({"status": "success"}));
     for path in ["/api/pull", "/api/show"] {
         let message = refused(server.post(path, &json!({"model": "llama3"})).await, 404).await;
-        assert!(
-            message.contains("`llama3`") && message.contains("toy"),
-            "{message}"
-        );
+        assert_has(&message, &["`llama3`", "toy"]);
         refused(server.post(path, &json!({})).await, 400).await;
     }
     // Clients look whether somebody is there.

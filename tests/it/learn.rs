@@ -4,7 +4,7 @@ use crate::common::distill_workshop::{Workshop, load_f32};
 use crate::common::process::{self, Server, foretoken};
 use crate::common::tiny::noise;
 use crate::common::{
-    assert_idle, chains, collect, fixed_budget, greedy, read_json, sample, wait_until,
+    assert_has, assert_idle, chains, collect, fixed_budget, greedy, read_json, sample, wait_until,
 };
 use candle_core::{DType, Device};
 use foretoken::engine::{self, EngineHandle, EngineOptions, Request};
@@ -278,10 +278,7 @@ fn what_cannot_learn_is_refused_in_one_line() {
     ];
     let with = |flags: &[&str]| refusal(&[&learn, flags].concat());
     let line = with(&[]);
-    assert!(
-        line.contains("--learn has no effect with --drafter tables"),
-        "{line}"
-    );
+    assert_has(&line, &["--learn has no effect with --drafter tables"]);
     assert!(line.contains("--drafter eagle3"), "{line}");
     let line = with(&["--speculative-decoding=false"]);
     assert!(line.contains("leave out --learn"), "{line}");

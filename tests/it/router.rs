@@ -187,10 +187,7 @@ fn models_answer_by_name_and_take_each_others_place() {
     let evicted = r#"foretoken:router_stops_total{model="demo",reason="evicted"} 1"#;
     assert!(router.metric(evicted), "{}", router.server.get("/metrics"));
     let metrics = router.server.get("/metrics?model=small");
-    assert!(
-        metrics.contains("foretoken:num_requests_running"),
-        "{metrics}"
-    );
+    assert_has(&metrics, &["foretoken:num_requests_running"]);
     let (status, answer) = read(&router.server.get("/metrics?model=demo"));
     assert_eq!((status, error_of(&answer).0), (503, "model_unavailable"));
     // A chat of Anthropic's API, and a stream, byte for byte.
