@@ -350,10 +350,8 @@ fn drafters_are_compared_in_one_run() {
     let drafters = report["drafters"].as_array().unwrap();
     let found = drafters.iter().map(|one| one["drafter"].as_str().unwrap());
     let found: Vec<&str> = found.collect();
-    assert_eq!(
-        found[..5],
-        ["tables", "ngram", "model", "model+tables", "self"]
-    );
+    let expected = ["tables", "ngram", "model", "model+tables", "self"];
+    assert_eq!(found[..5], expected);
     assert_has(&table, &["temperature 0, speed-up by drafter", "\ntake "]);
     // With many requests at a time, too.
     let (table, report) = models.bench(&format!("{flags} --drafters tables,model --streams 2"));

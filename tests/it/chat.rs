@@ -269,10 +269,8 @@ fn ctrl_c_before_an_answer_closes_its_connection() {
     out.read_line(&mut said).unwrap();
     assert_eq!(said, "\nYes\n");
     // The question without an answer is forgotten.
-    assert_eq!(
-        server.request().body["messages"],
-        json!([message("user", "Sure?")])
-    );
+    let expected = json!([message("user", "Sure?")]);
+    assert_eq!(server.request().body["messages"], expected);
     drop(stdin);
     assert!(child.wait().unwrap().success());
 }

@@ -130,10 +130,8 @@ fn a_service_of_the_user_is_written_and_started_only_if_asked() {
     );
     install("--now");
     let asked = std::fs::read_to_string(asked).unwrap();
-    assert_eq!(
-        asked,
-        "--user daemon-reload\n--user enable foretoken\n--user restart foretoken\n"
-    );
+    let expected = "--user daemon-reload\n--user enable foretoken\n--user restart foretoken\n";
+    assert_eq!(asked, expected);
     // Another file is written, too, if it is missing.
     let own = folder.path().join("own/f.toml");
     let said = install(&format!("o/other --config {}", own.display()));

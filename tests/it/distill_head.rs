@@ -131,10 +131,8 @@ fn a_parallel_head_is_learnt_and_serves() {
     assert_eq!(weights["layers.1.self_attn.k_proj.weight"].dims(), [16, 32]);
     assert_eq!(weights["lm_head.weight"].dims(), [OUTPUTS, 32]);
     assert_eq!(weights["markov_head.markov_w1.weight"].dims(), [VOCAB, 64]);
-    assert_eq!(
-        weights["markov_head.markov_w2.weight"].dims(),
-        [OUTPUTS, 64]
-    );
+    let expected = [OUTPUTS, 64];
+    assert_eq!(weights["markov_head.markov_w2.weight"].dims(), expected);
     assert_eq!(weights.len(), 5 + 2 * 9 + 2);
 
     let head = served(&shop, "head");

@@ -294,10 +294,8 @@ fn prompt_scores_that_are_not_finite_fail_their_request() {
         ..greedy(prompt, 3)
     };
     let (_, error) = outcome(engine.submit(request(&[1, 17, 2])).unwrap());
-    assert_eq!(
-        error.unwrap().to_string(),
-        "the model's logits are not finite"
-    );
+    let expected = "the model's logits are not finite";
+    assert_eq!(error.unwrap().to_string(), expected);
     assert_eq!(run(&engine, request(&[1, 2])).prompt.len(), 2);
     assert_idle(&engine);
 }

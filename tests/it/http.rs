@@ -26,10 +26,8 @@ async fn the_small_routes_answer() {
     // The reply may arrive before the engine is idle.
     server.idle().await;
     let metrics = server.get("/metrics").await;
-    assert_eq!(
-        metrics.headers()["content-type"],
-        "text/plain; version=0.0.4"
-    );
+    let expected = "text/plain; version=0.0.4";
+    assert_eq!(metrics.headers()["content-type"], expected);
     let metrics = metrics.text().await.unwrap();
     assert!(
         metrics.contains("\nforetoken:generation_tokens_total{model_name=\"model\"} 5\n"),
@@ -124,10 +122,8 @@ async fn a_completion_has_openais_shape() {
     let read = json!({"cached_tokens": 0, "audio_tokens": 0});
     assert_eq!(usage["prompt_tokens_details"], read);
     // The request predicted nothing.
-    assert_eq!(
-        usage["completion_tokens_details"],
-        json!({"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0})
-    );
+    let expected = json!({"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0});
+    assert_eq!(usage["completion_tokens_details"], expected);
     server.done().await;
 }
 
@@ -206,10 +202,8 @@ async fn a_chat_streams_its_role_first_and_its_usage_last() {
     let mut each = chunks.iter();
     assert!(each.all(|c| c["object"] == "chat.completion.chunk" && c["id"] == last["id"]));
     assert!(chunks.iter().all(|c| c.get("usage") == Some(&Value::Null)));
-    assert_eq!(
-        chunks[0]["choices"][0]["delta"],
-        json!({"role": "assistant", "content": ""})
-    );
+    let expected = json!({"role": "assistant", "content": ""});
+    assert_eq!(chunks[0]["choices"][0]["delta"], expected);
     let mut each = chunks[1..].iter();
     assert!(each.all(|c| c["choices"][0]["delta"].get("role").is_none()));
     assert_eq!(
@@ -314,10 +308,8 @@ async fn an_echo_scores_the_prompt() {
             .unwrap_or_else(|| panic!("{key}"))
             .clone()
     };
-    assert_eq!(
-        list("tokens")[..6],
-        ["a", "b", "c", "bytes:\\xc3", "bytes:\\xa9", "f"]
-    );
+    let expected = ["a", "b", "c", "bytes:\\xc3", "bytes:\\xa9", "f"];
+    assert_eq!(list("tokens")[..6], expected);
     assert_eq!(list("text_offset"), [0, 1, 2, 3, 3, 4, 5]);
     let (scores, top) = (list("token_logprobs"), list("top_logprobs"));
     assert_eq!(
@@ -341,16 +333,12 @@ async fn an_echo_scores_the_prompt() {
     let body = json!({"prompt": "abcéf", "max_tokens": 0, "logprobs": 1, "echo": true});
     let reply = server.json("/v1/completions", &body).await;
     assert_eq!(reply["choices"][0]["text"], "abcéf");
-    assert_eq!(
-        reply["choices"][0]["logprobs"]["token_logprobs"],
-        json!(scores[..6])
-    );
+    let wanted = json!(scores[..6]);
+    assert_eq!(reply["choices"][0]["logprobs"]["token_logprobs"], wanted);
     assert_eq!(reply["usage"]["completion_tokens"], 0);
     let chunks = server.stream("/v1/completions", body).await;
     assert_eq!(joined(&chunks, 0), ("abcéf".into(), json!("length")));
-    assert_eq!(
-        chunks[0]["choices"][0]["logprobs"]["token_logprobs"],
-        json!(scores[..6])
-    );
+    let want = json!(scores[..6]);
+    assert_eq!(chunks[0]["choices"][0]["logprobs"]["token_logprobs"], want);
     server.done().await;
 }

@@ -184,10 +184,8 @@ async fn adapters_come_and_go_while_the_server_runs() {
         json!({"lora_name": "org/two", "lora_path": path("llama-all"), "load_inplace": true});
     assert_eq!(server.post(LOAD, &in_place).await.status(), 200);
     let reply = server.json("/v1/completions", &body("org/two")).await;
-    assert_eq!(
-        reply["choices"][0]["token_ids"],
-        json!(wanted(Some("llama-all")))
-    );
+    let expected = json!(wanted(Some("llama-all")));
+    assert_eq!(reply["choices"][0]["token_ids"], expected);
     assert_eq!(cached(&reply), 0, "{reply}");
 
     let unload = json!({"lora_name": "org/two"});
@@ -197,10 +195,8 @@ async fn adapters_come_and_go_while_the_server_runs() {
         .text()
         .await
         .expect("a text");
-    assert_eq!(
-        said,
-        "Success: LoRA adapter 'org/two' removed successfully."
-    );
+    let want = "Success: LoRA adapter 'org/two' removed successfully.";
+    assert_eq!(said, want);
     let gone = error(server.post(UNLOAD, &unload).await, 404, "not_found").await;
     assert_eq!(
         gone["message"],

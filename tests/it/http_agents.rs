@@ -155,10 +155,8 @@ async fn functions_of_namespaces_are_called() {
     assert_eq!(added["namespace"], "multi_agent_v1");
     assert_eq!(added["name"], "spawn_agent");
     assert_eq!(added["arguments"], "");
-    assert_eq!(
-        of("response.function_call_arguments.done")["name"],
-        "spawn_agent"
-    );
+    let wanted = "spawn_agent";
+    assert_eq!(of("response.function_call_arguments.done")["name"], wanted);
     assert_eq!(
         settled(&of("response.completed")["response"]),
         settled(&reply)

@@ -113,10 +113,8 @@ async fn an_allowed_page_may_ask_and_read() {
         let headers = answer.headers();
         assert_eq!(headers["access-control-allow-origin"], told);
         assert_eq!(headers["access-control-allow-methods"], "GET,POST");
-        assert_eq!(
-            headers["access-control-allow-headers"],
-            "authorization,content-type"
-        );
+        let expected = "authorization,content-type";
+        assert_eq!(headers["access-control-allow-headers"], expected);
 
         let chat = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1});
         for (key, status) in [("secret", 200), ("wrong", 401)] {

@@ -45,10 +45,8 @@ async fn all_forms_of_input_are_embedded_alike() {
     let reply = ask(json!(["abc", "b"])).await;
     assert_eq!(reply["object"], "list");
     assert_eq!(reply["model"], "toy");
-    assert_eq!(
-        reply["usage"],
-        json!({"prompt_tokens": 4, "total_tokens": 4})
-    );
+    let expected = json!({"prompt_tokens": 4, "total_tokens": 4});
+    assert_eq!(reply["usage"], expected);
     let data = reply["data"].as_array().expect("a list");
     for (index, one) in data.iter().enumerate() {
         assert_eq!(one["object"], "embedding");

@@ -259,10 +259,8 @@ async fn editors_get_what_is_missing() {
     }
     let fields = json!({"response_fields": ["content", "timings/predicted_n", "tokens/x", "none", ""], "return_tokens": true});
     let some = server.json(INFILL, &asked(fields)).await;
-    assert_eq!(
-        some,
-        json!({"content": SAYS, "timings/predicted_n": SAYS.len() + 1})
-    );
+    let expected = json!({"content": SAYS, "timings/predicted_n": SAYS.len() + 1});
+    assert_eq!(some, expected);
     let ids = server
         .json(INFILL, &asked(json!({"return_tokens": true})))
         .await["tokens"]

@@ -150,10 +150,8 @@ async fn a_text_is_one_block() {
     );
     let (blocks, end) = assembled(&events);
     assert_eq!(Value::from(blocks), content);
-    assert_eq!(
-        end,
-        json!({"stop_reason": "end_turn", "stop_sequence": null})
-    );
+    let wanted = json!({"stop_reason": "end_turn", "stop_sequence": null});
+    assert_eq!(end, wanted);
     let ended = &events[events.len() - 2].1["usage"];
     assert_eq!(ended["output_tokens"], usage["output_tokens"]);
     assert_eq!(ended["input_tokens"], started["usage"]["input_tokens"]);
@@ -257,10 +255,8 @@ async fn stop_reasons_tell_what_ended_the_text() {
     assert_eq!(reply["stop_reason"], "stop_sequence");
     assert_eq!(reply["stop_sequence"], "there");
     let (_, end) = assembled(&server.named_events(MESSAGES, body).await);
-    assert_eq!(
-        end,
-        json!({"stop_reason": "stop_sequence", "stop_sequence": "there"})
-    );
+    let expected = json!({"stop_reason": "stop_sequence", "stop_sequence": "there"});
+    assert_eq!(end, expected);
     let mut body = text_body();
     body["max_tokens"] = 5.into();
     let reply = server.json(MESSAGES, &body).await;

@@ -62,14 +62,10 @@ async fn models_are_listed_as_clients_choose_them() {
         assert_eq!(shown["details"], details);
         assert_eq!(shown["template"], TEMPLATE);
         assert_eq!(shown["modified_at"], model["modified_at"]);
-        assert_eq!(
-            shown["capabilities"],
-            json!(["completion", "tools", "thinking"])
-        );
-        assert_eq!(
-            shown["parameters"],
-            format!("num_ctx {}", scripted::MAX_LEN)
-        );
+        let expected = json!(["completion", "tools", "thinking"]);
+        assert_eq!(shown["capabilities"], expected);
+        let expected = format!("num_ctx {}", scripted::MAX_LEN);
+        assert_eq!(shown["parameters"], expected);
         let info = &shown["model_info"];
         assert_eq!(info["general.architecture"], "llama");
         assert_eq!(info["general.basename"], "toy");
@@ -151,10 +147,8 @@ async fn embeddings_are_those_of_the_other_api() {
         let reply = server.json("/api/embed", &json!({"input": input})).await;
         assert_eq!(reply["embeddings"], json!([]));
     }
-    assert_eq!(
-        server.json("/api/embeddings", &json!({})).await,
-        json!({"embedding": []})
-    );
+    let wanted = json!({"embedding": []});
+    assert_eq!(server.json("/api/embeddings", &json!({})).await, wanted);
     let shown = server.json("/api/show", &json!({"model": "toy"})).await;
     // The fixture has no output layer.
     assert_eq!(shown["capabilities"], json!(["embedding"]));

@@ -68,20 +68,16 @@ async fn embeddings_rank_by_their_cosines() {
         near(&result["relevance_score"], *score);
     }
     assert_eq!(reply["model"], "toy");
-    assert_eq!(
-        reply["usage"],
-        json!({"prompt_tokens": 15, "total_tokens": 15})
-    );
+    let wanted = json!({"prompt_tokens": 15, "total_tokens": 15});
+    assert_eq!(reply["usage"], wanted);
     // Other names of the route, and of a document.
     for path in ["/rerank", "/v2/rerank", "/v1/reranking", "/reranking"] {
         let body = json!({"query": "abc", "top_n": 2, "return_documents": false,
             "documents": [{"text": "hello"}, "abc", {"text": "b"}, "zzz"]});
         let short = server.json(path, &body).await["results"].clone();
         assert_eq!(short.as_array().map(Vec::len), Some(2));
-        assert_eq!(
-            short[0],
-            json!({"index": 1, "relevance_score": results[0]["relevance_score"]})
-        );
+        let want = json!({"index": 1, "relevance_score": results[0]["relevance_score"]});
+        assert_eq!(short[0], want);
     }
     let cut = json!({"query": "abc", "documents": ["abcdef"], "max_tokens_per_doc": 3});
     let cut = server.json(RERANK, &cut).await["results"][0].clone();

@@ -96,10 +96,8 @@ async fn a_text_is_a_message_with_one_part() {
     assert_eq!(usage["input_tokens"], chat["usage"]["prompt_tokens"]);
     assert_eq!(usage["output_tokens"], chat["usage"]["completion_tokens"]);
     assert_eq!(usage["total_tokens"], chat["usage"]["total_tokens"]);
-    assert_eq!(
-        usage["output_tokens_details"],
-        json!({"reasoning_tokens": 0})
-    );
+    let wanted = json!({"reasoning_tokens": 0});
+    assert_eq!(usage["output_tokens_details"], wanted);
     let read = json!({"cached_tokens": 0, "cache_write_tokens": 0});
     assert_eq!(usage["input_tokens_details"], read);
     assert!(usage["speculative_decoding"]["num_drafts"].is_u64());
@@ -110,10 +108,8 @@ async fn a_text_is_a_message_with_one_part() {
     for (i, (_, data)) in events.iter().enumerate() {
         assert_eq!(data["sequence_number"], i);
     }
-    assert_eq!(
-        deltas(&events, "response.output_text.delta"),
-        "Hello there."
-    );
+    let want = "Hello there.";
+    assert_eq!(deltas(&events, "response.output_text.delta"), want);
     let (_, created) = &events[0];
     assert_eq!(created["response"]["status"], "in_progress");
     assert_eq!(created["response"]["output"], json!([]));
@@ -252,10 +248,8 @@ async fn what_a_model_thinks_is_an_item() {
     let thought = TEXT.replace("output_text", "reasoning_text");
     let expected = format!("created in_progress {thought} {TEXT} completed");
     assert_eq!(order(&events), expected);
-    assert_eq!(
-        deltas(&events, "response.reasoning_text.delta"),
-        "It may rain."
-    );
+    let wanted = "It may rain.";
+    assert_eq!(deltas(&events, "response.reasoning_text.delta"), wanted);
     let last = &events[events.len() - 1].1["response"];
     assert_eq!(settled(last), settled(&reply));
     // An earlier turn's reasoning is accepted.
@@ -302,10 +296,8 @@ async fn a_response_that_is_cut_off_is_incomplete() {
     body["max_output_tokens"] = 5.into();
     let reply = server.json(RESPONSES, &body).await;
     assert_eq!(reply["status"], "incomplete");
-    assert_eq!(
-        reply["incomplete_details"],
-        json!({"reason": "max_output_tokens"})
-    );
+    let expected = json!({"reason": "max_output_tokens"});
+    assert_eq!(reply["incomplete_details"], expected);
     let item = &reply["output"][0];
     assert_eq!(item["status"], "incomplete");
     assert_eq!(item["content"][0]["text"], "Hello");

@@ -93,10 +93,8 @@ async fn every_api_ends_there() {
     let body = json!({"messages": [{"role": "user", "content": "Hi"}], "temperature": 0, "max_tokens": 40,
         "stop_sequences": [STOP]});
     let message = server.json("/v1/messages", &body).await;
-    assert_eq!(
-        message["content"],
-        json!([{"type": "text", "text": BEFORE}])
-    );
+    let expected = json!([{"type": "text", "text": BEFORE}]);
+    assert_eq!(message["content"], expected);
     assert_eq!(message["stop_reason"], "stop_sequence");
     assert_eq!(message["stop_sequence"], json!(STOP));
     server.done().await;

@@ -58,10 +58,8 @@ async fn calls_are_streamed_as_deltas() {
     for index in 0..2 {
         let choices = chunks.iter().map(|chunk| &chunk["choices"][0]);
         let choices: Vec<&Value> = choices.filter(|c| c["index"] == index).collect();
-        assert_eq!(
-            choices[0]["delta"],
-            json!({"role": "assistant", "content": ""})
-        );
+        let wanted = json!({"role": "assistant", "content": ""});
+        assert_eq!(choices[0]["delta"], wanted);
         let mut calls: Vec<(Value, String)> = Vec::new();
         let mut pieces = 0;
         for delta in choices.iter().map(|choice| &choice["delta"]) {
@@ -382,10 +380,8 @@ async fn calls_and_results_of_earlier_turns_are_shown() {
         );
         assert_eq!(rest, expected);
         let reply = server.json(CHAT, &asked).await;
-        assert_eq!(
-            reply["usage"]["prompt_tokens"],
-            json!(tokens.as_array().map(Vec::len))
-        );
+        let wanted = json!(tokens.as_array().map(Vec::len));
+        assert_eq!(reply["usage"]["prompt_tokens"], wanted);
         server.done().await;
     }
 }

@@ -167,10 +167,8 @@ fn only_the_requested_rows_get_logits() {
         ..Default::default()
     };
     let some = rig.model.forward(&batch, &mut rig.kv).unwrap().logits;
-    assert_eq!(
-        some.to_vec2::<f32>().unwrap(),
-        [all[1].clone(), all[5].clone()]
-    );
+    let expected = [all[1].clone(), all[5].clone()];
+    assert_eq!(some.to_vec2::<f32>().unwrap(), expected);
     batch.logits.clear();
     let none = rig.model.forward(&batch, &mut rig.kv).unwrap().logits;
     assert_eq!(none.dims(), [0, rig.model.info().vocab_size]);

@@ -190,10 +190,8 @@ fn the_first_of_several_drafts() {
     compare(&fixture, folder.path());
     let target = open(folder.path()).unwrap();
     let layout = |path: &Path, target| head(path, target).unwrap().layout();
-    assert_eq!(
-        layout(folder.path(), &*target),
-        "the first of 2 layers for further tokens (MTP)"
-    );
+    let expected = "the first of 2 layers for further tokens (MTP)";
+    assert_eq!(layout(folder.path(), &*target), expected);
     let one = layout(&fixture.folder, &*fixture.open());
     assert_eq!(one, "a layer for further tokens (MTP)");
 }
