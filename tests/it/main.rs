@@ -7,6 +7,7 @@ mod common;
 
 mod advisories;
 mod architectures;
+mod architectures_gguf;
 mod assistants;
 mod attention;
 mod auto_draft;
@@ -43,6 +44,7 @@ mod engine;
 mod engine_end;
 mod engine_faults;
 mod engine_limits;
+mod engine_texts;
 mod ernie_moe;
 #[cfg(feature = "embedded-model")]
 mod examples;
