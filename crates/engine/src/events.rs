@@ -1,7 +1,7 @@
 //! The receiving end of a request: its events.
 
 use super::request::{Event, FinishReason, SpecUsage, TokenOutput};
-use super::stats::Stats;
+use super::shared::EngineShared;
 use foretoken_core::error::{Error, RequestErrorKind, Result};
 use foretoken_core::sampling::TokenLogprobs;
 use futures_util::Stream;
@@ -13,12 +13,12 @@ use tokio::sync::mpsc::UnboundedReceiver;
 /// The events of one request, in order. The last one has `finish` set, or is `Embedding` or `Failed`, even if the
 /// engine thread has ended. Dropping this cancels the request.
 ///
-/// [`Stats::requests_finished`] counts the request when this is dropped, because the receiver may
-/// end the text at a stop string that the engine does not know.
+/// [`Stats::requests_finished`](super::Stats::requests_finished) counts the request when this is dropped, because the
+/// receiver may end the text at a stop string that the engine does not know.
 #[derive(Debug)]
 pub struct Events {
     receiver: UnboundedReceiver<Event>,
-    stats: Arc<Stats>,
+    shared: Arc<EngineShared>,
     /// `finished_reason` of the metrics; `None` before the last event.
     reason: Option<&'static str>,
     /// The tokens of a text that ended here.
@@ -28,12 +28,12 @@ pub struct Events {
 impl Events {
     pub(super) fn new(
         receiver: UnboundedReceiver<Event>,
-        stats: Arc<Stats>,
+        shared: Arc<EngineShared>,
         text_tokens: Arc<OnceLock<usize>>,
     ) -> Self {
         Self {
             receiver,
-            stats,
+            shared,
             reason: None,
             text_tokens,
         }
@@ -97,7 +97,7 @@ impl Events {
     }
 
     fn note(&mut self, event: Option<Event>) -> Option<Event> {
-        let gone = || Event::Failed(Error::internal("the engine has ended"));
+        let gone = || Event::Failed(self.shared.gone());
         let event = event.or_else(|| self.reason.is_none().then(gone));
         match &event {
             Some(Event::Tokens {
@@ -180,8 +180,7 @@ impl Stream for Events {
 impl Drop for Events {
     fn drop(&mut self) {
         let reason = self.reason.unwrap_or("abort");
-        self.stats
-            .requests_finished
+        (self.shared.stats.requests_finished)
             .with_label_values(&[reason])
             .inc();
     }

@@ -4,16 +4,16 @@ use super::cache_key::CacheKey;
 use super::events::Events;
 use super::limits::RequestLimits;
 use super::request::{Event, Request, queue_cost};
+use super::shared::EngineShared;
 use super::stats::Stats;
 use foretoken_core::error::{Error, RequestErrorKind, Result};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 /// A request on its way to the engine thread.
 pub(super) struct Submission {
@@ -40,36 +40,6 @@ pub(super) enum EngineMessage {
     ResetPrefixCache(oneshot::Sender<()>),
     /// Let the drafter of this index draft from the next step on.
     UseDrafter(usize),
-}
-
-pub(super) struct EngineShared {
-    pub limits: RequestLimits,
-    pub eos_token_ids: Vec<u32>,
-    pub stats: Arc<Stats>,
-    pub cache_key: CacheKey,
-    /// The number of the next request.
-    pub next_group: AtomicU64,
-    /// Number of messages that were sent to the thread and that it has not received.
-    pub unread: AtomicUsize,
-    /// The rights to wait in the queue. A request holds one until it is first admitted, or ends.
-    pub permits: Arc<Semaphore>,
-    /// Refuses new requests; the thread ends when the accepted ones are done.
-    pub draining: AtomicBool,
-    /// Number of accepted requests of which further parts may come; see [`Series`](super::Series).
-    pub series: AtomicUsize,
-    /// The thread ends now and drops running requests.
-    pub aborting: AtomicBool,
-    /// Set when the thread has dropped the models and is about to end: an error unless it was asked to end.
-    pub ended: watch::Sender<Option<Result<()>>>,
-    /// Taken by who waits for its end.
-    pub thread: Mutex<Option<JoinHandle<()>>>,
-}
-
-impl EngineShared {
-    /// Whether nothing comes any more.
-    pub fn is_drained(&self) -> bool {
-        self.draining.load(Ordering::SeqCst) && self.series.load(Ordering::SeqCst) == 0
-    }
 }
 
 /// Sends requests to the engine thread. Clones share one engine; when the last one is dropped, the
@@ -110,7 +80,7 @@ impl EngineHandle {
     pub fn submit_all(&self, requests: Vec<Request>) -> Result<Vec<Events>> {
         self.check(&requests)?;
         if self.is_draining() {
-            return Err(self.gone());
+            return Err(self.shared.gone());
         }
         let permits = self.permits(requests.len())?;
         self.queue(requests, permits)
@@ -195,9 +165,9 @@ impl EngineHandle {
             })
             .unzip();
         self.send(EngineMessage::Submit(submissions))?;
-        let events = receivers.into_iter().map(|(receiver, text_tokens)| {
-            Events::new(receiver, shared.stats.clone(), text_tokens)
-        });
+        let events = receivers
+            .into_iter()
+            .map(|(receiver, text_tokens)| Events::new(receiver, self.shared.clone(), text_tokens));
         Ok(events.collect())
     }
 
@@ -209,7 +179,7 @@ impl EngineHandle {
     pub async fn reset_prefix_cache(&self) -> Result<()> {
         let (done, is_done) = oneshot::channel();
         self.send(EngineMessage::ResetPrefixCache(done))?;
-        is_done.await.map_err(|_| self.gone())
+        is_done.await.map_err(|_| self.shared.gone())
     }
 
     /// Lets the drafter of this index draft from the engine's next step on; without it, nothing changes.
@@ -259,8 +229,10 @@ impl EngineHandle {
 
     /// Ends the thread after the step in flight; running requests receive `Failed`.
     pub fn abort(&self) {
+        // First, so that whoever finds the end knows that it was asked for.
+        self.shared.draining.store(true, Ordering::SeqCst);
         self.shared.aborting.store(true, Ordering::SeqCst);
-        self.drain();
+        self.wake();
     }
 
     /// Ends the thread as [`EngineHandle::abort`] does, and waits for its end, up to `patience`. Returns whether it has
@@ -307,13 +279,6 @@ impl EngineHandle {
     fn send(&self, message: EngineMessage) -> Result<()> {
         // Before it is there: the thread that stops for it must not miss it.
         self.shared.unread.fetch_add(1, Ordering::SeqCst);
-        self.sender.send(message).map_err(|_| self.gone())
-    }
-
-    /// The error for a request that arrives after the end.
-    pub(super) fn gone(&self) -> Error {
-        let end = self.shared.ended.borrow().clone();
-        end.and_then(Result::err)
-            .unwrap_or_else(Error::shutting_down)
+        self.sender.send(message).map_err(|_| self.shared.gone())
     }
 }

@@ -1,9 +1,9 @@
 //! When a step that reads prompts alone is given up.
 
 use super::Engine;
-use super::handle::EngineShared;
 use super::request::Event;
 use super::scheduler::ScheduledSequence;
+use super::shared::EngineShared;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;

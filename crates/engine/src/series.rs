@@ -27,7 +27,7 @@ impl Series {
             has_begun: false,
         };
         if engine.is_draining() {
-            return Err(engine.gone());
+            return Err(engine.shared.gone());
         }
         Ok(series)
     }
@@ -47,7 +47,7 @@ impl Series {
         let permits = if self.has_begun {
             let permits = engine.shared.permits.clone();
             let taken = permits.acquire_many_owned(requests.len() as u32).await;
-            taken.map_err(|_| engine.gone())?
+            taken.map_err(|_| engine.shared.gone())?
         } else {
             engine.permits(requests.len())?
         };

@@ -3,11 +3,12 @@
 use super::cache_key::CacheKey;
 use super::chunk::PromptChunk;
 use super::cost_cache::CostWriter;
-use super::handle::{EngineHandle, EngineShared};
+use super::handle::EngineHandle;
 use super::limits::RequestLimits;
 use super::options::EngineOptions;
 use super::prefix_disk::PrefixDisk;
 use super::scheduler::Scheduler;
+use super::shared::EngineShared;
 use super::stats::Stats;
 use super::{Engine, panicked};
 use crate::spec::{BudgetMode, Drafter, MeasuredForward, SpeculativeRunner};
@@ -68,8 +69,9 @@ pub(super) fn start(engine: Engine) -> Result<()> {
             if let Err(error) = &end {
                 tracing::error!("the engine has ended: {error}");
             }
-            ending.draining.store(true, Ordering::SeqCst);
+            // In this order: `EngineShared::gone` reads them in the other one.
             ending.ended.send_replace(Some(end));
+            ending.draining.store(true, Ordering::SeqCst);
         })
         .map_err(|e| Error::setup(format!("cannot start the engine thread: {e}")))?;
     *shared.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);

@@ -92,6 +92,36 @@ fn a_panic_that_nothing_contains_ends_the_engine() {
     assert_eq!(refused.to_string(), why);
 }
 
+/// A request that is sent while the thread ends, after it has looked for the last one: nobody takes it. It is refused as those
+/// that come later are.
+#[test]
+fn a_request_that_nobody_takes_any_more_is_refused() {
+    for drains in [true, false] {
+        let (engine, handle) = engine(1);
+        let all = handle.submit_all(requests()).unwrap();
+        if drains {
+            handle.drain();
+        }
+        drop(engine);
+        for events in all {
+            let error = events.blocking_collect().unwrap_err();
+            let want = if drains {
+                Error::shutting_down()
+            } else {
+                // It ends unasked, and has not told why.
+                Error::internal("the engine has ended")
+            };
+            assert_eq!(error.to_string(), want.to_string());
+        }
+        let permits = &handle.shared.permits;
+        assert_eq!(permits.available_permits(), handle.limits().max_waiting);
+        handle.submit_all(requests()).unwrap_err();
+        let reason = if drains { "abort" } else { "error" };
+        let finished = &handle.stats().requests_finished;
+        assert_eq!(finished.with_label_values(&[reason]).get(), 4);
+    }
+}
+
 /// Holds something for each sequence that is about to begin.
 struct Holding(Arc<Mutex<HashSet<SeqId>>>);
 
