@@ -77,6 +77,24 @@ where
 /// `Setup`: the model is missing or not supported, or the file cannot be written. Then no new file
 /// remains and an existing one is unchanged.
 pub fn run(options: &ConvertOptions) -> Result<()> {
+    let out = &options.out;
+    if out.is_dir() {
+        let what = "it is a folder: --out is the GGUF file to write";
+        return Err(Error::in_file(out, what));
+    }
+    // Before a model is downloaded and read for a file that cannot be written.
+    let unfinished = out.with_extension("gguf.part");
+    let file = File::create(&unfinished).map_err(|e| Error::in_file(out, e))?;
+    let converted = convert(options, file, &unfinished);
+    if converted.is_err() {
+        // Report the error of the conversion, not of the removal.
+        let _ = std::fs::remove_file(&unfinished);
+    }
+    converted
+}
+
+/// Writes to `file`, at the path `unfinished`, and renames it.
+fn convert(options: &ConvertOptions, file: File, unfinished: &Path) -> Result<()> {
     let (model, revision) = (&options.model, options.revision.as_deref());
     let ModelSource::Folder(folder) = ModelSource::resolve(model, revision, LoadFormat::Auto)?
     else {
@@ -128,17 +146,11 @@ pub fn run(options: &ConvertOptions) -> Result<()> {
     metadata.extend(model_metadata(&config, rope, &name));
     let tensors = tensors(&folder, &config, rope, options.kind)?;
 
-    let unfinished = options.out.with_extension("gguf.part");
-    let written = write(&unfinished, &metadata, &tensors)
-        .and_then(|()| text.map_or(Ok(()), |text| check_tokenizer(&text, &unfinished)))
-        .and_then(|()| {
-            std::fs::rename(&unfinished, &options.out).map_err(|e| Error::in_file(&options.out, e))
-        });
-    if written.is_err() {
-        // Report the error of the conversion, not of the removal.
-        let _ = std::fs::remove_file(&unfinished);
+    write(file, unfinished, &metadata, &tensors)?;
+    if let Some(text) = text {
+        check_tokenizer(&text, unfinished)?;
     }
-    written?;
+    std::fs::rename(unfinished, &options.out).map_err(|e| Error::in_file(&options.out, e))?;
     let bytes = std::fs::metadata(&options.out).map_or(0, |file| file.len());
     say(format_args!(
         "{}: {} tensors, {:.1} MB",
@@ -151,16 +163,20 @@ pub fn run(options: &ConvertOptions) -> Result<()> {
 
 type Metadata = Vec<(String, Value)>;
 
-fn write(file: &Path, metadata: &Metadata, tensors: &[(String, QTensor)]) -> Result<()> {
-    let out = File::create(file).map_err(|e| Error::in_file(file, e))?;
-    let mut out = BufWriter::new(out);
+fn write(
+    file: File,
+    path: &Path,
+    metadata: &Metadata,
+    tensors: &[(String, QTensor)],
+) -> Result<()> {
+    let mut out = BufWriter::new(file);
     let metadata: Vec<_> = metadata.iter().map(|(key, v)| (key.as_str(), v)).collect();
     let tensors: Vec<_> = tensors.iter().map(|(name, t)| (name.as_str(), t)).collect();
-    gguf_file::write(&mut out, &metadata, &tensors).map_err(|e| Error::in_file(file, e))?;
+    gguf_file::write(&mut out, &metadata, &tensors).map_err(|e| Error::in_file(path, e))?;
     let out = out
         .into_inner()
-        .map_err(|e| Error::in_file(file, e.error()))?;
-    out.sync_all().map_err(|e| Error::in_file(file, e))
+        .map_err(|e| Error::in_file(path, e.error()))?;
+    out.sync_all().map_err(|e| Error::in_file(path, e))
 }
 
 /// The metadata of a model's shape, as llama.cpp's `convert_hf_to_gguf.py` writes it.

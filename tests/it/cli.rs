@@ -158,6 +158,15 @@ fn wrong_flags() {
     refused_with("--model x --device gpu", "gpu");
     refused_with("--config no/such/file.toml", "no/such/file.toml");
     refused_with("convert --model ./none --out x.gguf", "none");
+    // Told before the model is looked for.
+    refused_with(
+        "convert --model ./none --out no/folder/x.gguf",
+        "no/folder/x.gguf: ",
+    );
+    refused_with(
+        "convert --model ./none --out tests",
+        "tests: it is a folder",
+    );
 }
 
 #[test]
