@@ -69,6 +69,33 @@ fn the_target_is_learnt_and_the_draft_serves() {
 }
 
 #[test]
+fn all_chat_templates_of_the_target_are_copied() {
+    let shop = Workshop::new();
+    let target = shop.at("target");
+    let of_draft = |out: &str| {
+        let mut options = shop.options(out);
+        options.steps = 1;
+        run(&options).unwrap();
+        let text = Text::from_folder(&options.out).unwrap();
+        let sources = [text.chat_template(), text.tool_template()];
+        sources.map(|source| source.map(str::to_owned))
+    };
+    let named = |source: &str| Some(source.to_owned());
+    // That of a processor of images.
+    let config = json!({"eos_token": "<|end|>"}).to_string();
+    fs::write(target.join("tokenizer_config.json"), config).unwrap();
+    let of_processor = json!({"chat_template": "of a processor"}).to_string();
+    fs::write(target.join("chat_template.json"), of_processor).unwrap();
+    assert_eq!(of_draft("processor"), [named("of a processor"), None]);
+
+    fs::write(target.join("chat_template.jinja"), "of chats").unwrap();
+    let more = target.join("additional_chat_templates");
+    fs::create_dir(&more).unwrap();
+    fs::write(more.join("tool_use.jinja"), "of tools").unwrap();
+    assert_eq!(of_draft("tools"), [named("of chats"), named("of tools")]);
+}
+
+#[test]
 fn a_run_can_begin_with_the_weights_of_another() {
     let shop = Workshop::new();
     let first = run(&shop.options("first")).unwrap();

@@ -20,11 +20,13 @@ use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 
 /// Files that belong to a tokenizer; a model need not have all of them.
-const TOKENIZER_FILES: [&str; 5] = [
+const TOKENIZER_FILES: [&str; 7] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
+    "chat_template.json",
     "generation_config.json",
 ];
 const CHECKPOINT: &str = "checkpoint.safetensors";
@@ -272,10 +274,13 @@ impl OutputFolder {
     }
 }
 
-/// Copies a file, if it exists.
+/// Copies a file, if it exists, into a folder that may be missing.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     match std::fs::read(from) {
-        Ok(bytes) => replace(to, |part| std::fs::write(part, &bytes)),
+        Ok(bytes) => replace(to, |part| {
+            to.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+            std::fs::write(part, &bytes)
+        }),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Err(e) => Err(Error::in_file(from, e)),
     }
