@@ -4,6 +4,7 @@ use foretoken::config::{Command, Exit, InstallOptions};
 use foretoken::console;
 use foretoken::error::{Error, Result};
 use foretoken::kernels::HAS_CUDA;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 /// The unit of the system, with which deploy/README.md installs by hand, too.
@@ -60,9 +61,11 @@ pub fn install(options: &InstallOptions) -> Result<()> {
 
 impl Places {
     fn of(options: &InstallOptions) -> Result<Self> {
-        let program = std::env::current_exe().and_then(|program| program.canonicalize());
-        let program =
-            program.map_err(|e| Error::setup(format!("the program does not find itself: {e}")))?;
+        let running = std::env::current_exe().and_then(|program| program.canonicalize());
+        let running =
+            running.map_err(|e| Error::setup(format!("the program does not find itself: {e}")))?;
+        let name = std::env::args_os().next().unwrap_or_default();
+        let path = std::env::var_os("PATH").unwrap_or_default();
         let (units, configs) = if options.system {
             ("/etc/systemd/system".into(), "/etc".into())
         } else {
@@ -72,17 +75,30 @@ impl Places {
         let config = match &options.config {
             None => configs.join("foretoken/foretoken.toml"),
             // One that is missing is written.
-            Some(file) => file
-                .canonicalize()
-                .or_else(|_| std::path::absolute(file))
-                .map_err(|e| Error::in_file(file, e))?,
+            Some(file) => std::path::absolute(file).map_err(|e| Error::in_file(file, e))?,
         };
         Ok(Self {
             unit: units.join("foretoken.service"),
             config,
-            program,
+            program: as_named(Path::new(&name), &path, &running),
         })
     }
+}
+
+/// The path by which a command of this `name` finds the program that is `running`, in the folders of `path` if it is no path.
+/// Links in it stay: a package manager, or whoever updates, lets them lead to the next version and removes this one.
+fn as_named(name: &Path, path: &OsStr, running: &Path) -> PathBuf {
+    let named: Vec<PathBuf> = if name.components().count() == 1 {
+        let folders = std::env::split_paths(path);
+        folders.map(|folder| folder.join(name)).collect()
+    } else {
+        vec![name.to_owned()]
+    };
+    let mut named = named
+        .into_iter()
+        .filter_map(|file| std::path::absolute(file).ok());
+    let is_running = |file: &PathBuf| file.canonicalize().is_ok_and(|file| file == running);
+    named.find(is_running).unwrap_or_else(|| running.to_owned())
 }
 
 /// The user's folder for configurations.
@@ -102,7 +118,9 @@ fn write(options: &InstallOptions, places: &Places) -> Result<String> {
         config,
         program,
     } = places;
-    if options.system && is_hidden(program) {
+    if options.system
+        && let Some(program) = hidden(program)
+    {
         let program = program.display();
         return Err(Error::setup(format!(
             "a unit of the system cannot read {program}: copy it with `install -m 755 {program} /usr/local/bin/`, and run /usr/local/bin/foretoken"
@@ -110,9 +128,10 @@ fn write(options: &InstallOptions, places: &Places) -> Result<String> {
     }
     if options.system {
         let model = options.model.as_deref().map(Path::new);
-        let model = model.and_then(|model| model.canonicalize().ok());
+        let model = model.filter(|model| model.exists());
+        let model = model.and_then(|model| std::path::absolute(model).ok());
         for file in model.iter().chain([config]) {
-            if is_hidden(file) {
+            if let Some(file) = hidden(file) {
                 return Err(Error::setup(format!(
                     "a unit of the system cannot read {}: move it, for example to /etc/foretoken or /srv",
                     file.display()
@@ -155,11 +174,12 @@ fn write(options: &InstallOptions, places: &Places) -> Result<String> {
     Ok(said + &format!("Wrote {}.\n", unit.display()))
 }
 
-/// Whether ProtectHome= or PrivateTmp= hides the file from a unit of the system.
-fn is_hidden(file: &Path) -> bool {
-    ["/home", "/root", "/run/user", "/tmp", "/var/tmp"]
-        .iter()
-        .any(|folder| file.starts_with(folder))
+/// `file`, or what it leads to by links, if ProtectHome= or PrivateTmp= hides it from a unit of the system.
+fn hidden(file: &Path) -> Option<PathBuf> {
+    let folders = ["/home", "/root", "/run/user", "/tmp", "/var/tmp"];
+    let is_hidden = |path: &PathBuf| folders.iter().any(|folder| path.starts_with(folder));
+    let mut paths = std::iter::once(file.to_owned()).chain(file.canonicalize());
+    paths.find(is_hidden)
 }
 
 /// Lets every user read these files and folders, of which none is secret.
@@ -181,7 +201,7 @@ fn let_all_read<'p>(paths: impl Iterator<Item = &'p Path>) -> Result<()> {
 fn configuration(model: &str) -> Result<String> {
     let path = Path::new(model);
     let model = if path.exists() {
-        let path = path.canonicalize().map_err(|e| Error::in_file(path, e))?;
+        let path = std::path::absolute(path).map_err(|e| Error::in_file(path, e))?;
         path.display().to_string()
     } else {
         model.to_owned()
@@ -450,6 +470,43 @@ mod tests {
         };
         let error = refused(None, false, &free);
         assert!(error.contains("was not written by this command"), "{error}");
+    }
+
+    #[test]
+    fn links_stay_in_what_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |path: &str| folder.path().join(path);
+        for name in ["v1", "bin", "other"] {
+            std::fs::create_dir(at(name)).unwrap();
+        }
+        for file in ["v1/foretoken", "v1/model.gguf", "other/foretoken"] {
+            std::fs::write(at(file), "").unwrap();
+        }
+        let link = |from: &str, to: &str| std::os::unix::fs::symlink(at(from), at(to)).unwrap();
+        link("v1/foretoken", "bin/foretoken");
+        link("v1/model.gguf", "model.gguf");
+        let running = at("v1/foretoken").canonicalize().unwrap();
+        let path = std::env::join_paths([at("other"), at("bin")]).unwrap();
+        let named = |name: &Path| as_named(name, &path, &running);
+        assert_eq!(named(Path::new("foretoken")), at("bin/foretoken"));
+        assert_eq!(named(&at("bin/foretoken")), at("bin/foretoken"));
+        // What runs was started under a name that says nothing.
+        for name in [Path::new(""), Path::new("renamed"), &at("other/foretoken")] {
+            assert_eq!(named(name), running);
+        }
+        let model = at("model.gguf").display().to_string();
+        let config = configuration(&model).unwrap();
+        assert!(config.contains(&model), "{config}");
+
+        // But a unit of the system must be able to follow them.
+        assert_eq!(hidden(Path::new("/opt/foretoken")), None);
+        let home = Path::new("/home/u/foretoken");
+        assert_eq!(hidden(home), Some(home.into()));
+        if cfg!(target_os = "linux") {
+            // A link to `/`.
+            let link = Path::new("/proc/self/root/tmp");
+            assert_eq!(hidden(link), Some("/tmp".into()));
+        }
     }
 
     #[test]
