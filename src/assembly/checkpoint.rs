@@ -140,7 +140,14 @@ impl Checkpoint {
         if options.device.is_cpu() {
             let left = memory::total_memory().saturating_sub(others);
             let is_folder = matches!(self.source, ModelSource::Folder(_));
-            return host_memory::weights_fit(&self.name, weights + experts, left, is_folder);
+            let (name, weights) = (&self.name, weights + experts);
+            host_memory::weights_fit(name, weights, left, is_folder)?;
+            let free = memory::free_memory();
+            let warning = host_memory::weights_warning(name, weights, free, is_folder);
+            if let Some(warning) = warning.filter(|_| self.reading == Reading::Weights) {
+                tracing::warn!("{warning}");
+            }
+            return Ok(());
         }
         // A GPU reads pages that cannot be swapped out.
         let left = match self.reading {

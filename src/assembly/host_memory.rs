@@ -12,10 +12,30 @@ pub fn weights_fit(name: &str, weights: u64, memory: u64, is_folder: bool) -> Re
     if weights <= memory {
         return Ok(());
     }
-    let quantize = if is_folder { "--quantize, " } else { "" };
+    let smaller = smaller(is_folder);
     Err(Error::setup(format!(
-        "{name}: the weights take {weights} bytes and this machine has room for {memory}: it needs {quantize}a file with fewer bits a weight or a smaller model"
+        "{name}: the weights take {weights} bytes and this machine has room for {memory}: it needs {smaller}"
     )))
+}
+
+/// What is said before weights are loaded for which the memory that is `free` is not enough: if the system ends the process
+/// for it, nothing else is said.
+pub fn weights_warning(name: &str, weights: u64, free: u64, is_folder: bool) -> Option<String> {
+    let smaller = smaller(is_folder);
+    (weights > free).then(|| {
+        format!(
+            "{name}: the weights take {weights} bytes and only {free} are free, so the system may end this process: end other programs, or take {smaller}"
+        )
+    })
+}
+
+/// What takes less memory than a model, which may be in a folder of safetensors.
+fn smaller(is_folder: bool) -> &'static str {
+    if is_folder {
+        "--quantize, a file with fewer bits a weight or a smaller model"
+    } else {
+        "a file with fewer bits a weight or a smaller model"
+    }
 }
 
 /// Checks that experts of `host` bytes, which a GPU is to read in this machine's memory, fit `memory`.
@@ -79,6 +99,14 @@ mod tests {
             );
             assert_eq!(error.contains("--quantize"), is_folder);
             assert_eq!(error.lines().count(), 1);
+            assert_eq!(weights_warning("toy", 8, 8, is_folder), None);
+            let warning = weights_warning("toy", 9, 8, is_folder).unwrap();
+            assert!(
+                warning.contains("toy: the weights take 9 bytes and only 8 are free"),
+                "{warning}"
+            );
+            assert_eq!(warning.contains("--quantize"), is_folder);
+            assert_eq!(warning.lines().count(), 1);
         }
     }
 }

@@ -195,6 +195,12 @@ impl Cache {
     /// Logs what the pools take. `gpus` hold the memory that everything else takes.
     pub fn log(&self, config: &Config, mut gpus: Vec<DeviceMemory>) {
         let (tokens, longest) = (self.tokens, self.longest);
+        if gpus.is_empty() {
+            let bytes = tokens as u64 * self.per_token.iter().sum::<usize>() as u64;
+            if let Some(warning) = cache_warning(bytes, free_memory()) {
+                tracing::warn!("{warning}");
+            }
+        }
         for (i, &bytes) in self.per_token.iter().enumerate() {
             let whose = if i == 0 { "target" } else { "draft" };
             let mib = (tokens * bytes) as f64 / f64::from(1 << 20);
@@ -218,6 +224,16 @@ impl Cache {
             );
         }
     }
+}
+
+/// What is said of a KV cache of so many bytes for which the memory that is `free` on a CPU is not enough: it is full some
+/// time later, and if the system ends the process then, nothing else is said.
+fn cache_warning(bytes: u64, free: u64) -> Option<String> {
+    (bytes > free).then(|| {
+        format!(
+            "the KV cache takes {bytes} bytes as it fills and only {free} are free, so the system may end this process: lower --num-blocks or --kv-cache-memory"
+        )
+    })
 }
 
 /// Checks that `blocks` can be addressed and, on a CPU, that the machine has the memory for them beside so many bytes of

@@ -74,6 +74,17 @@ fn a_cache_that_does_not_fit_beside_the_weights_is_refused() {
     assert_eq!(error.lines().count(), 1);
 }
 
+/// A cache that fits the machine, but not beside what else runs on it.
+#[test]
+fn a_cache_that_will_not_fit_is_told_of() {
+    assert_eq!(cache_warning(8, 8), None);
+    let warning = cache_warning(9, 8).unwrap();
+    let needs = "takes 9 bytes as it fills and only 8 are free";
+    assert!(warning.contains(needs), "{warning}");
+    assert!(warning.contains("lower --num-blocks or --kv-cache-memory"));
+    assert_eq!(warning.lines().count(), 1);
+}
+
 #[test]
 fn copies_of_states_are_told_of_where_they_are_made() {
     let told = |flags| told_of_states(&config(flags), 3 << 19);
