@@ -20,7 +20,7 @@ const GPU_SHARE: f64 = 0.8;
 pub fn cpu_bandwidth(flags: &LoadFlags) -> Option<f64> {
     let device = kernels::device(&flags.device).ok()?;
     if let Some(threads) = flags.threads {
-        kernels::set_threads(threads);
+        kernels::set_threads(threads).ok()?;
     }
     device.is_cpu().then(kernels::read_bandwidth)
 }

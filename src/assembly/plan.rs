@@ -211,14 +211,7 @@ fn open_devices(config: &Config) -> Result<Vec<Device>> {
     })?;
     let isa = kernels::cpu::check().map_err(Error::setup)?;
     if let Some(threads) = flags.threads {
-        kernels::set_threads(threads);
-        // They are those of the process, and it may have had a model before.
-        let used = kernels::threads();
-        if used != threads {
-            return Err(Error::setup(format!(
-                "--threads {threads} is not possible: this process computes with {used} threads since its first model"
-            )));
-        }
+        kernels::set_threads(threads).map_err(Error::setup)?;
     }
     if devices[0].is_cpu() {
         tracing::info!("CPU kernels: {isa:?}, {} threads", kernels::threads());

@@ -14,6 +14,7 @@ use crate::common::{
 use candle_core::quantized::GgmlDType;
 use candle_core::{Device, Tensor};
 use foretoken::engine::{self, EngineOptions};
+use foretoken::kernels;
 use foretoken::model::ModelConfig;
 use foretoken::spec::{DraftModel, Drafter};
 use foretoken::text::{Text, check_same_tokens};
@@ -412,6 +413,17 @@ fn the_binary_refuses_with_one_line_and_exit_code_2() {
         assert_eq!(stderr.lines().count(), 1, "{flags}: {stderr}");
         assert!(stderr.contains(needle), "{flags}: {stderr}");
     }
+}
+
+/// The threads are those of the process, which has some by now.
+#[test]
+fn other_threads_than_those_of_the_process_are_refused() {
+    let shop = Workshop::new();
+    let mut options = shop.options("out");
+    let threads = kernels::threads() + 1;
+    options.threads = Some(threads);
+    refused_with(&options, &format!("--threads {threads} is not possible"));
+    assert!(!options.out.exists());
 }
 
 #[test]

@@ -252,7 +252,6 @@ fn a_parallel_head_trained_in_sessions_equals_one_trained_at_once() {
     let mut parts = whole.clone();
     parts.out = shop.at("parts");
     parts.stop_after = Some(5);
-    parts.threads = Some(1);
     run(&parts).unwrap();
     parts.resume = true;
     parts.stop_after = None;
@@ -282,7 +281,6 @@ fn a_head_trained_in_sessions_equals_one_trained_at_once() {
         let mut parts = whole.clone();
         parts.out = shop.at("parts");
         parts.stop_after = Some(5);
-        parts.threads = Some(1);
         run(&parts).unwrap();
         // The rest of the hidden states is computed again.
         let file = shop.at("parts").join("features-00000.bin");

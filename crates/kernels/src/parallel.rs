@@ -20,10 +20,18 @@ const SPINS: usize = if cfg!(miri) { 10 } else { 4000 };
 /// Number of threads that kernels use, including the calling one.
 static THREADS: OnceLock<usize> = OnceLock::new();
 
-/// Sets the number of threads that kernels use, including the calling one. Call it before the first
-/// kernel runs; later calls have no effect.
-pub fn set_threads(threads: usize) {
-    let _ = THREADS.set(threads.max(1));
+/// Sets the number of threads that kernels use, including the calling one, before the first kernel runs.
+///
+/// # Errors
+/// This process has another number already.
+pub fn set_threads(threads: usize) -> Result<(), String> {
+    let used = *THREADS.get_or_init(|| threads.max(1));
+    if used == threads {
+        return Ok(());
+    }
+    Err(format!(
+        "--threads {threads} is not possible: this process computes with {used} threads since its first model"
+    ))
 }
 
 /// Number of threads that kernels use: the value given to [`set_threads`], otherwise

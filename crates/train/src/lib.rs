@@ -82,7 +82,7 @@ pub fn run(options: &DistillOptions) -> Result<DistillReport> {
     let device = kernels::device(&options.device).map_err(Error::setup)?;
     kernels::keep_freed_memory(&device).map_err(Error::setup)?;
     if let Some(threads) = options.threads {
-        kernels::set_threads(threads);
+        kernels::set_threads(threads).map_err(Error::setup)?;
     }
     if !device.is_cpu() && options.products != Products::F32 {
         return Err(Error::setup(
