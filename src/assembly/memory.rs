@@ -196,8 +196,9 @@ impl Cache {
     pub fn log(&self, config: &Config, mut gpus: Vec<DeviceMemory>) {
         let (tokens, longest) = (self.tokens, self.longest);
         if gpus.is_empty() {
-            let bytes = tokens as u64 * self.per_token.iter().sum::<usize>() as u64;
-            if let Some(warning) = cache_warning(bytes, free_memory()) {
+            let cache = tokens as u64 * self.per_token.iter().sum::<usize>() as u64;
+            let states = count_of_states(config, self.per_state) as u64 * self.per_state as u64;
+            if let Some(warning) = cache_warning(cache, states, free_memory()) {
                 tracing::warn!("{warning}");
             }
         }
@@ -226,14 +227,22 @@ impl Cache {
     }
 }
 
-/// What is said of a KV cache of so many bytes for which the memory that is `free` on a CPU is not enough: it is full some
-/// time later, and if the system ends the process then, nothing else is said.
-fn cache_warning(bytes: u64, free: u64) -> Option<String> {
-    (bytes > free).then(|| {
-        format!(
-            "the KV cache takes {bytes} bytes as it fills and only {free} are free, so the system may end this process: lower --num-blocks or --kv-cache-memory"
-        )
-    })
+/// What is said of a KV cache of so many bytes, and of recurrent states, for which the memory that is `free` on a CPU is not
+/// enough: they fill some time later, and if the system ends the process then, nothing else is said.
+fn cache_warning(cache: u64, states: u64, free: u64) -> Option<String> {
+    if cache.saturating_add(states) <= free {
+        return None;
+    }
+    let (and_states, seqs) = match states {
+        0 => (String::new(), ""),
+        _ => (
+            format!(" and recurrent states {states}"),
+            "--max-num-seqs, ",
+        ),
+    };
+    Some(format!(
+        "once used, the KV cache takes {cache} bytes{and_states}, and only {free} are free, so the system may end this process: lower {seqs}--num-blocks or --kv-cache-memory"
+    ))
 }
 
 /// Checks that `blocks` can be addressed and, on a CPU, that the machine has the memory for them beside so many bytes of

@@ -77,12 +77,27 @@ fn a_cache_that_does_not_fit_beside_the_weights_is_refused() {
 /// A cache that fits the machine, but not beside what else runs on it.
 #[test]
 fn a_cache_that_will_not_fit_is_told_of() {
-    assert_eq!(cache_warning(8, 8), None);
-    let warning = cache_warning(9, 8).unwrap();
-    let needs = "takes 9 bytes as it fills and only 8 are free";
-    assert!(warning.contains(needs), "{warning}");
-    assert!(warning.contains("lower --num-blocks or --kv-cache-memory"));
-    assert_eq!(warning.lines().count(), 1);
+    assert_eq!(cache_warning(8, 0, 8), None);
+    assert_eq!(cache_warning(5, 3, 8), None);
+    for (cache, states, parts, lower) in [
+        (
+            9,
+            0,
+            "takes 9 bytes, and only 8 are free",
+            "lower --num-blocks",
+        ),
+        (
+            5,
+            4,
+            "takes 5 bytes and recurrent states 4, and only 8 are free",
+            "lower --max-num-seqs, --num-blocks",
+        ),
+    ] {
+        let warning = cache_warning(cache, states, 8).unwrap();
+        assert!(warning.contains(parts), "{warning}");
+        assert!(warning.contains(lower), "{warning}");
+        assert_eq!(warning.lines().count(), 1);
+    }
 }
 
 #[test]
