@@ -165,6 +165,7 @@ impl Choice {
                 let spec = &mut self.spec;
                 spec.tested = spec.tested.min(before.tested + kept);
                 spec.accepted = spec.accepted.min(before.accepted + kept);
+                spec.lossy = spec.lossy.min(before.lossy + kept);
                 spec.predicted_accepted =
                     (spec.predicted_accepted).min(before.predicted_accepted + kept);
                 Ok(piece)

@@ -152,6 +152,7 @@ fn usage_does_not_count_what_was_accepted_after_a_stop_string() {
             drafted: 6 * rounds,
             tested,
             accepted,
+            lossy: accepted,
             predicted: 4 * rounds,
             predicted_accepted: accepted,
             ..SpecUsage::default()
