@@ -198,7 +198,7 @@ impl Target {
     /// The layer of this checkpoint that predicts further tokens, of the ids of `vocabulary`; `None` if it has none.
     ///
     /// # Errors
-    /// `Setup`: it cannot be loaded.
+    /// `Setup`: it cannot be loaded, or this machine has too little memory for it.
     pub fn further_layer(
         &self,
         vocabulary: Option<&DraftVocabulary>,
@@ -209,6 +209,9 @@ impl Target {
             ..self.checkpoint.options.clone()
         };
         let inspected = model::inspect_mtp(source, options, &*self.model)?;
+        if let Some((_, inventory)) = &inspected {
+            self.checkpoint.check_memory(inventory, self.bytes())?;
+        }
         if !self.is_loaded() {
             return Ok(inspected);
         }
@@ -268,5 +271,36 @@ pub fn draft_options(config: &Config, device: &Device) -> LoadOptions {
     LoadOptions {
         quantize: config.draft_quantize.or(options.quantize),
         ..options
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One with experts may take gigabytes, and drafts without a flag.
+    #[test]
+    fn a_further_layer_without_room_beside_the_target_is_refused() {
+        let choice = ModelChoice {
+            name: "tests/fixtures/architectures/deepseek_v3".into(),
+            revision: None,
+        };
+        let options = LoadOptions::of(DType::F32);
+        let checkpoint = Checkpoint::find(&choice, options, Reading::Headers).unwrap();
+        let (model, inventory) = checkpoint.model(0).unwrap();
+        let mut target = Target {
+            checkpoint,
+            model,
+            inventory,
+            text: None,
+        };
+        assert!(target.further_layer(None).unwrap().is_some());
+        target.inventory.entries[0].loaded_bytes = memory::total_memory();
+        let refused = target.further_layer(None).map(drop);
+        let error = refused.unwrap_err().to_string();
+        assert!(
+            error.contains("the weights take") && error.contains("room for 0"),
+            "{error}"
+        );
     }
 }
