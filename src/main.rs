@@ -17,6 +17,8 @@ mod exit;
 mod hooked;
 #[path = "main/log.rs"]
 mod log;
+#[path = "main/program.rs"]
+mod program;
 #[path = "main/renewal.rs"]
 mod renewal;
 #[path = "main/router.rs"]

@@ -1,6 +1,7 @@
 //! `foretoken router`: the listener, the signals and the log of several models.
 
 use crate::log::LineWriter;
+use crate::program;
 use crate::renewal;
 use crate::serve::{self, Entrance, StopSignals};
 use foretoken::config::{LogFormat, RouterConfig};
@@ -16,8 +17,7 @@ use tokio::sync::oneshot;
 /// Serves until a signal arrives. The start-up line goes to stdout, the log of all processes to `log`.
 pub fn run(config: &RouterConfig, log: &LineWriter) -> Result<()> {
     let Entrance { socket, tls } = Entrance::open(&config.listen)?;
-    let program = std::env::current_exe()
-        .map_err(|e| Error::setup(format!("the program does not find itself: {e}")))?;
+    let program = program::path()?;
     let registry = Registry::new();
     registry
         .register(Box::new(log.dropped().clone()))

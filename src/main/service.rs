@@ -1,10 +1,10 @@
 //! `foretoken service install`: a unit of systemd, for this user or for the system.
 
+use crate::program;
 use foretoken::config::{Command, Exit, InstallOptions};
 use foretoken::console;
 use foretoken::error::{Error, Result};
 use foretoken::kernels::HAS_CUDA;
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 /// The unit of the system, with which deploy/README.md installs by hand, too.
@@ -61,11 +61,6 @@ pub fn install(options: &InstallOptions) -> Result<()> {
 
 impl Places {
     fn of(options: &InstallOptions) -> Result<Self> {
-        let running = std::env::current_exe().and_then(|program| program.canonicalize());
-        let running =
-            running.map_err(|e| Error::setup(format!("the program does not find itself: {e}")))?;
-        let name = std::env::args_os().next().unwrap_or_default();
-        let path = std::env::var_os("PATH").unwrap_or_default();
         let (units, configs) = if options.system {
             ("/etc/systemd/system".into(), "/etc".into())
         } else {
@@ -80,25 +75,9 @@ impl Places {
         Ok(Self {
             unit: units.join("foretoken.service"),
             config,
-            program: as_named(Path::new(&name), &path, &running),
+            program: program::path()?,
         })
     }
-}
-
-/// The path by which a command of this `name` finds the program that is `running`, in the folders of `path` if it is no path.
-/// Links in it stay: a package manager, or whoever updates, lets them lead to the next version and removes this one.
-fn as_named(name: &Path, path: &OsStr, running: &Path) -> PathBuf {
-    let named: Vec<PathBuf> = if name.components().count() == 1 {
-        let folders = std::env::split_paths(path);
-        folders.map(|folder| folder.join(name)).collect()
-    } else {
-        vec![name.to_owned()]
-    };
-    let mut named = named
-        .into_iter()
-        .filter_map(|file| std::path::absolute(file).ok());
-    let is_running = |file: &PathBuf| file.canonicalize().is_ok_and(|file| file == running);
-    named.find(is_running).unwrap_or_else(|| running.to_owned())
 }
 
 /// The user's folder for configurations.
@@ -475,26 +454,10 @@ mod tests {
     #[test]
     fn links_stay_in_what_is_written() {
         let folder = tempfile::tempdir().unwrap();
-        let at = |path: &str| folder.path().join(path);
-        for name in ["v1", "bin", "other"] {
-            std::fs::create_dir(at(name)).unwrap();
-        }
-        for file in ["v1/foretoken", "v1/model.gguf", "other/foretoken"] {
-            std::fs::write(at(file), "").unwrap();
-        }
-        let link = |from: &str, to: &str| std::os::unix::fs::symlink(at(from), at(to)).unwrap();
-        link("v1/foretoken", "bin/foretoken");
-        link("v1/model.gguf", "model.gguf");
-        let running = at("v1/foretoken").canonicalize().unwrap();
-        let path = std::env::join_paths([at("other"), at("bin")]).unwrap();
-        let named = |name: &Path| as_named(name, &path, &running);
-        assert_eq!(named(Path::new("foretoken")), at("bin/foretoken"));
-        assert_eq!(named(&at("bin/foretoken")), at("bin/foretoken"));
-        // What runs was started under a name that says nothing.
-        for name in [Path::new(""), Path::new("renamed"), &at("other/foretoken")] {
-            assert_eq!(named(name), running);
-        }
-        let model = at("model.gguf").display().to_string();
+        let (file, link) = (folder.path().join("v1"), folder.path().join("m.gguf"));
+        std::fs::write(&file, "").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let model = link.display().to_string();
         let config = configuration(&model).unwrap();
         assert!(config.contains(&model), "{config}");
 
