@@ -5,7 +5,10 @@ use super::hints;
 use crate::error::{Error, Result};
 use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use std::error::Error as _;
 use std::ffi::OsString;
+use std::num::IntErrorKind::InvalidDigit;
+use std::num::ParseIntError;
 use std::path::Path;
 
 /// The reason why parsing returned no [`Command`](super::Command).
@@ -138,11 +141,18 @@ fn missing_command(e: &clap::Error) -> String {
 
 /// clap's message and tip on one line, without the usage and the hint to `--help`.
 fn one_line(e: &clap::Error) -> String {
-    let text = e.render().to_string();
+    let mut text = e.render().to_string();
+    let number = e
+        .source()
+        .and_then(|source| source.downcast_ref::<ParseIntError>());
+    if let Some(wrong) = number.filter(|wrong| wrong.kind() == &InvalidDigit) {
+        text = text.replace(&wrong.to_string(), "must be a whole number");
+    }
     let lines = text.lines().map(str::trim);
     let message: Vec<_> = lines
         .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
         .filter(|line| !line.is_empty())
         .collect();
-    message.join("; ").trim_start_matches("error: ").to_owned()
+    let message = message.join("; ").replace(":; ", ": ");
+    message.trim_start_matches("error: ").to_owned()
 }

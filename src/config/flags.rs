@@ -17,6 +17,7 @@ use crate::model::Pooling;
 use crate::parse::{at_least_one, bytes, number, seconds};
 use crate::text::{ReasoningFormat, ToolFormat};
 use crate::train;
+use clap::builder::NonEmptyStringValueParser;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use std::path::PathBuf;
@@ -181,7 +182,8 @@ pub struct CommonOptions {
     pub revision: Option<String>,
     /// Names that clients may use; answers have the first [default: --model; for a .gguf file, or a
     /// folder with a single one, the file's name without .gguf].
-    #[arg(long, value_name = "NAME", num_args = 1.., action = ArgAction::Set, help_heading = "Model")]
+    #[arg(long, value_name = "NAME", num_args = 1.., action = ArgAction::Set, help_heading = "Model",
+          value_parser = NonEmptyStringValueParser::new())]
     pub served_model_name: Vec<String>,
     /// Which hidden states make an embedding: that of the last token, or the mean of all [default: what the
     /// model's modules.json or .gguf file says; without either there is no /v1/embeddings].

@@ -249,7 +249,12 @@ fn sizes() {
         let config = accepted(&format!("--model m --kv-cache-memory {size}"));
         assert_eq!(config.kv, KvBudget::Bytes(bytes));
     }
-    refused_with("--model m --kv-cache-memory lots", "lots");
+    for wrong in ["lots", "2XB", "0"] {
+        refused_with(
+            &format!("--model m --kv-cache-memory {wrong}"),
+            &format!("'{wrong}' for '--kv-cache-memory <SIZE>': must be a size such as 2GiB"),
+        );
+    }
     refused_with(
         "--model m --kv-cache-memory 1GiB --num-blocks 3",
         "leave one out",
@@ -301,11 +306,17 @@ fn other_errors_are_one_line() {
     }
     refused_with("--modle m", "--modle");
     refused_with("--model m --port 70000", "--port");
-    refused_with("--model m --port many", "--port");
     refused_with("generate --model m --prompts p", "--out");
     let hot = "generate --model m --prompts p --out o --temperature 3";
     refused_with(hot, "between 0 and 2");
     refused_with("convert --model m --out m.gguf --type q9", "q9");
+    for flag in ["--port", "--spec-length", "--n-cpu-moe"] {
+        refused_with(&format!("--model m {flag} many"), "must be a whole number");
+    }
+    refused_with(
+        "generate --model m",
+        "not provided: --out <FILE>; --prompts <FILE>",
+    );
     refused_with("--model m --api-key=", "API key is empty");
     refused_with(
         &format!("bench --model m {OFF} --random-prompts 1"),

@@ -57,9 +57,9 @@ pub fn time_limit(text: &str) -> Result<Duration, String> {
 
 /// Parses a size in bytes, at least 1.
 pub fn bytes(text: &str) -> Result<usize, String> {
-    match text.parse::<ByteSize>()?.as_u64() {
-        0 => Err("must be at least 1 byte".into()),
-        n => Ok(usize::try_from(n).unwrap_or(usize::MAX)),
+    match text.parse::<ByteSize>().map(|size| size.as_u64()) {
+        Ok(bytes) if bytes > 0 => Ok(usize::try_from(bytes).unwrap_or(usize::MAX)),
+        _ => Err("must be a size such as 2GiB, 512MiB, 1.5GB or 4096, at least 1 byte".into()),
     }
 }
 

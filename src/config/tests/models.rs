@@ -126,7 +126,10 @@ fn a_model_can_have_several_names() {
     ] {
         file_refused_with(wrong, "must be a string");
     }
-    refused_with("--model m --served-model-name", "--served-model-name");
+    for missing in ["", "="] {
+        let line = format!("--model m --served-model-name{missing}");
+        refused_with(&line, "--served-model-name");
+    }
 }
 
 #[test]
