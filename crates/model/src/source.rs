@@ -85,6 +85,17 @@ impl ModelSource {
         Ok((Self::Folder(folder), LoadFormat::Dummy))
     }
 
+    /// Checks, without the Hub, that `spec` names a model on this machine or can be one of the Hub.
+    ///
+    /// # Errors
+    /// Returns those errors of [`ModelSource::resolve`] that are about the name alone.
+    pub fn check_name(spec: &str, format: LoadFormat) -> Result<()> {
+        if Self::local(spec, format)?.is_none() {
+            known::location(spec)?;
+        }
+        Ok(())
+    }
+
     /// What `spec` names on this machine or in this program; `None` if it can only be an id of the Hub, or a name of the
     /// list.
     fn local(spec: &str, format: LoadFormat) -> Result<Option<Self>> {
@@ -116,22 +127,32 @@ fn file(path: &Path) -> Result<ModelSource> {
     }
 }
 
+/// Maximum number of files that an error names.
+const MAX_NAMED: usize = 8;
+
 fn folder(path: &Path, format: LoadFormat) -> Result<ModelSource> {
     if path.join("config.json").is_file() {
         return Ok(ModelSource::Folder(path.to_owned()));
     }
-    let ggufs = ggufs(path).map_err(|e| Error::in_file(path, e))?;
+    let mut ggufs = ggufs(path).map_err(|e| Error::in_file(path, e))?;
+    ggufs.sort();
     match ggufs.as_slice() {
         [only] if format == LoadFormat::Auto => Ok(ModelSource::Gguf(only.as_path().into())),
         [] => Err(Error::setup(format!(
             "{} has no config.json and no .gguf file",
             path.display()
         ))),
-        _ => Err(Error::setup(format!(
-            "{} has no config.json; name one of its {} .gguf files",
-            path.display(),
-            ggufs.len()
-        ))),
+        _ => {
+            let names = ggufs.iter().filter_map(|file| file.file_name());
+            let first = names.take(MAX_NAMED).map(|name| name.to_string_lossy());
+            Err(Error::setup(format!(
+                "{} has no config.json; name one of its {} .gguf files: {}{}",
+                path.display(),
+                ggufs.len(),
+                first.collect::<Vec<_>>().join(", "),
+                if ggufs.len() > MAX_NAMED { ", ..." } else { "" }
+            )))
+        }
     }
 }
 
@@ -214,6 +235,12 @@ mod tests {
         std::fs::write(dir.path().join("two.gguf"), "").unwrap();
         assert_eq!(only_gguf(dir.path()), None);
         let error = resolve(dir.path()).unwrap_err().to_string();
-        assert!(error.contains("name one of its 2"), "{error}");
+        let named = "name one of its 2 .gguf files: one.gguf, two.gguf";
+        assert!(error.ends_with(named), "{error}");
+        for number in 3..10 {
+            std::fs::write(dir.path().join(format!("x{number}.gguf")), "").unwrap();
+        }
+        let error = resolve(dir.path()).unwrap_err().to_string();
+        assert!(error.ends_with(", x7.gguf, x8.gguf, ..."), "{error}");
     }
 }
