@@ -199,7 +199,14 @@ async fn wrong_methods_and_unknown_paths_are_told_what_there_is() {
         let request = server.client.request(method, server.url.clone() + path);
         let response = request.send().await.unwrap();
         assert_eq!(response.headers()["allow"], allowed, "{path}");
-        error(response, 405, "method_not_allowed").await;
+        let told = error(response, 405, "method_not_allowed").await;
+        if allowed == "POST" {
+            let message = told["message"].as_str().unwrap();
+            assert!(
+                message.ends_with("does not accept GET, but POST"),
+                "{message}"
+            );
+        }
     }
     for path in ["/nothing", "/v1", "/v1/", "/v1/chat", "//", "/v1/models"] {
         let response = server.get(path).await;

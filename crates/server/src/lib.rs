@@ -428,7 +428,15 @@ async fn not_found(request: Request) -> Response {
 
 async fn method_not_allowed(method: Method, request: Request) -> Response {
     let path = request.uri().path();
-    let message = format!("{path} does not accept {method}");
+    let known = routes();
+    let accepted = known.iter().filter(|(_, known, _)| *known == path);
+    let accepted: Vec<&str> = accepted.map(|(method, ..)| method.as_str()).collect();
+    let instead = if accepted.is_empty() {
+        String::new()
+    } else {
+        format!(", but {}", accepted.join(" and "))
+    };
+    let message = format!("{path} does not accept {method}{instead}");
     let error = Error::request(RequestErrorKind::MethodNotAllowed, None, message);
     refusal(path, error)
 }

@@ -298,6 +298,8 @@ pub(super) fn check(name: &str, json: &str) -> Result<()> {
     let instead = nothing.instead();
     let instead = instead.map_or_else(String::new, |value| format!(" or set it to {value}"));
     let otherwise = match name {
+        "messages" => "; /v1/chat/completions takes it",
+        "prompt" => "; /v1/completions takes it",
         "reasoning" => "; a chat has reasoning_effort for it",
         "thinking" | "enable_thinking" | "thinking_token_budget" | "thinking_budget" => {
             "; a chat may have it"

@@ -82,6 +82,13 @@ fn fields_that_ask_for_something_are_refused_by_name() {
     }
     let error = checked(r#""reasoning": {"effort": "low"}"#).unwrap_err();
     assert!(error.to_string().contains("reasoning_effort"), "{error}");
+    for (field, route) in [
+        (r#""messages": [{}]"#, "/v1/chat/completions"),
+        (r#""prompt": "a""#, "/v1/completions"),
+    ] {
+        let error = checked(field).unwrap_err().to_string();
+        assert!(error.ends_with(&format!("; {route} takes it")), "{error}");
+    }
     let error = checked(r#""prompt_logprobs": 1"#).unwrap_err();
     assert!(error.to_string().contains("echo"), "{error}");
     let error = checked(r#""modalities": ["audio"]"#).unwrap_err();
