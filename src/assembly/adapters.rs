@@ -42,17 +42,25 @@ pub fn load(
     let first = std::iter::once(&config.served_model_name);
     let taken: Vec<String> = first.chain(&config.served_model_aliases).cloned().collect();
     for module in &lora.modules {
-        let named = |what: String| Error::setup(format!("--lora-modules {}: {what}", module.name));
-        if !module.path.is_dir() {
-            return Err(named(format!(
-                "{} is no folder of this machine; of the Hub, `hf download` makes one",
-                module.path.display()
-            )));
-        }
         let loaded = adapters.load(&module.name, &module.path, false, &taken);
-        loaded.map_err(|e| named(e.to_string()))?;
+        loaded.map_err(|e| Error::setup(format!("--lora-modules {}: {e}", module.name)))?;
     }
     Ok(Some(adapters))
+}
+
+/// Checks that the adapters that are loaded at start are in folders.
+///
+/// # Errors
+/// `Setup`, in one line that names the adapter.
+pub fn check_folders(lora: &LoraOptions) -> Result<()> {
+    match lora.modules.iter().find(|module| !module.path.is_dir()) {
+        Some(module) => Err(Error::setup(format!(
+            "--lora-modules {}: {} is no folder of this machine; of the Hub, `hf download` makes one",
+            module.name,
+            module.path.display()
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// The bytes of as many adapters as may be loaded. Nothing else is known of what clients will load.

@@ -2,11 +2,12 @@
 
 use super::{host_memory, memory};
 use crate::config::{Config, Dtype, ModelChoice};
+use crate::engine::EngineOptions;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::model::{
     self, DraftVocabulary, Head, HeadKind, Inventory, LoadFormat, LoadOptions, LoadedModel,
-    ModelConfig, ModelSource, hub,
+    ModelConfig, ModelInfo, ModelSource, hub,
 };
 use crate::text::Text;
 use candle_core::{DType, Device};
@@ -111,13 +112,19 @@ impl Checkpoint {
         (!is_missing).then(|| Text::from_folder(folder)).transpose()
     }
 
-    /// The model, and its tensors, beside weights of other models of `others` bytes.
+    /// The model, and its tensors, beside weights of other models of `others` bytes. `check` may refuse the model before its
+    /// weights are loaded.
     ///
     /// # Errors
-    /// The errors of [`model::load`]; this machine has too little memory.
-    pub fn model(&self, others: u64) -> Result<Read<dyn LoadedModel>> {
+    /// The errors of [`model::load`] and of `check`; this machine has too little memory.
+    pub fn model(
+        &self,
+        others: u64,
+        check: impl FnOnce(&ModelInfo) -> Result<()>,
+    ) -> Result<Read<dyn LoadedModel>> {
         let (source, options) = (&self.source, &self.options);
         let (model, inventory) = model::inspect(source, options)?;
+        check(model.info())?;
         self.check_memory(&inventory, others)?;
         if self.reading == Reading::Headers {
             return Ok((model, inventory));
@@ -173,11 +180,12 @@ impl Checkpoint {
 }
 
 impl Target {
-    /// Reads the tokenizer, whose absence is told before a long load, and the model.
+    /// Reads the tokenizer, whose absence is told before a long load, and the model, which must take sequences of the
+    /// length that `engine` asks for.
     ///
     /// # Errors
-    /// `Setup`: it is missing, broken, not supported, or a draft head.
-    pub fn open(checkpoint: Checkpoint) -> Result<Self> {
+    /// `Setup`: it is missing, broken, not supported, too short, or a draft head.
+    pub fn open(checkpoint: Checkpoint, engine: &EngineOptions) -> Result<Self> {
         // Before the model, whose error would be about a layer.
         if checkpoint.head_kind()?.is_some() {
             return Err(Error::setup(format!(
@@ -186,7 +194,9 @@ impl Target {
             )));
         }
         let text = checkpoint.text()?.map(Arc::new);
-        let (model, inventory) = checkpoint.model(0)?;
+        let long_enough =
+            |info: &ModelInfo| engine.longest(info.max_position_embeddings).map(|_| ());
+        let (model, inventory) = checkpoint.model(0, long_enough)?;
         Ok(Self {
             checkpoint,
             model,

@@ -112,7 +112,7 @@ impl LoadedDraft {
         let name = &draft.name;
         let named = |e| Error::setup(format!("{name}: {e}"));
         let draft_text = draft.text().map_err(named)?;
-        let (model, inventory) = draft.model(target.bytes()).map_err(named)?;
+        let (model, inventory) = draft.model(target.bytes(), |_| Ok(())).map_err(named)?;
         if !model.generates() {
             return Err(Error::setup(format!(
                 "{name} has no output layer (lm_head), so it cannot draft"

@@ -9,7 +9,7 @@ use super::host_memory;
 use super::known;
 use super::learn;
 use super::memory::{self, Cache, HostWeights};
-use crate::config::{Config, DrafterChoice, LoadFlags, ModelChoice};
+use crate::config::{Config, DrafterChoice, GenerationConfig, LoadFlags, ModelChoice};
 use crate::error::{Error, Result};
 use crate::http::Adapters;
 use crate::kernels;
@@ -76,8 +76,9 @@ impl Plan {
         if !is_auto {
             check_quantize(config, &checkpoint.source)?;
         }
+        check_named(config)?;
         let is_on_gpu = !memory.is_empty();
-        let target = Target::open(checkpoint)?;
+        let target = Target::open(checkpoint, &config.engine)?;
         host_memory::log(config, target.model.config(), is_on_gpu);
         log_split(&*target.model);
         let embeddings = embeddings(config, &target.checkpoint.source, &*target.model)?;
@@ -354,6 +355,23 @@ fn wanted(config: &Config) -> Vec<Wanted> {
     } else {
         compared.collect()
     }
+}
+
+/// Checks, before a long load, what the flags name beside the target.
+///
+/// # Errors
+/// `Setup`, in one line: a draft, an adapter or the file of sampling parameters does not exist.
+fn check_named(config: &Config) -> Result<()> {
+    for wanted in wanted(config).iter().filter(|wanted| !wanted.is_auto()) {
+        if let Some(draft) = wanted.choice.model() {
+            ModelSource::check_name(&draft.name, config.load.load_format)?;
+        }
+    }
+    if let GenerationConfig::Path(path) = &config.generation.generation_config {
+        let wrong = |e| Error::setup(format!("--generation-config {}: {e}", path.display()));
+        path.metadata().map_err(wrong)?;
+    }
+    config.lora.as_ref().map_or(Ok(()), adapters::check_folders)
 }
 
 /// The error that a draft which `auto` chose cannot be had.

@@ -194,6 +194,27 @@ fn wrong_models() {
     refused_with(&format!("--model {name}"), "there is no tokenizer.json");
 }
 
+#[test]
+fn what_is_wrong_beside_the_model_is_told_before_a_long_load() {
+    let model = smollm2();
+    for (flags, needle) in [
+        ("--draft-model no-such-draft", "'no-such-draft' is neither"),
+        ("--draft-model README.md", "'README.md' is neither"),
+        (
+            "--generation-config no/such",
+            "--generation-config no/such: ",
+        ),
+        ("--lora-modules a=no/such", "a: no/such is no folder"),
+        ("--max-model-len 8193", "which is 8192 tokens"),
+    ] {
+        let output = run(&format!("--model {} --port 0 {flags}", model.display()));
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(needle), "`{flags}`: {said}");
+        assert!(!said.contains("loaded in"), "`{flags}`: {said}");
+    }
+}
+
 /// The file is at fault for its logits.
 #[test]
 fn a_model_whose_rope_has_no_angles() {
