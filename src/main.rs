@@ -38,6 +38,7 @@ use foretoken::console;
 use foretoken::convert;
 use foretoken::engine::EngineThread;
 use foretoken::error::{Error, Result, clipped};
+use foretoken::files;
 use foretoken::generate;
 use foretoken::generate::batch::{self, BatchFiles};
 use foretoken::http::{self, InProcess};
@@ -101,11 +102,13 @@ fn run(command: &Command, log: &LineWriter) -> Result<()> {
         }
         Command::Router(config) => router::run(config, log),
         Command::Bench(config, options) => {
+            files::check_exist(options.prompts.iter().chain(&options.warm))?;
             let (loaded, _thread) = load::load(config)?;
             let names = loaded.report_names(config);
             bench::run(&loaded.engine, loaded.text.as_deref(), &names, options)
         }
         Command::Generate(config, options) => {
+            files::check_exist(options.prompts.iter().chain(&options.input_file))?;
             let (loaded, _thread) = load::load(config)?;
             let text = loaded.text.clone().ok_or_else(|| {
                 Error::setup("generate needs a tokenizer.json beside config.json")

@@ -406,7 +406,7 @@ fn many_requests_at_a_time_are_measured() {
         &too_many,
         &["--streams must be between 1 and --max-num-seqs, which is 4: one is 5"],
     );
-    let warm = models.refused("--random-prompts 4 --warm @prompts.jsonl");
+    let warm = models.refused("--random-prompts 4 --warm @target/config.json");
     assert!(warm.contains("--warm need a tokenizer"), "{warm}");
 }
 

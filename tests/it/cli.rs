@@ -213,6 +213,14 @@ fn what_is_wrong_beside_the_model_is_told_before_a_long_load() {
         assert!(said.contains(needle), "`{flags}`: {said}");
         assert!(!said.contains("loaded in"), "`{flags}`: {said}");
     }
+    for line in [
+        "bench --model ./none --prompts no/file",
+        "bench --model ./none --warm no/file",
+        "generate --model ./none --prompts no/file --out out",
+        "run-batch --model ./none -i no/file -o out",
+    ] {
+        refused_with(line, "error: no/file: ");
+    }
 }
 
 /// The file is at fault for its logits.

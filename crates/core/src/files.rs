@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use serde_json::Value;
 use std::fs::File;
 use std::io::Read;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 /// Maximum bytes of the files of settings, and of chat templates.
 const MAX_CONFIG_BYTES: u64 = 4 << 20;
@@ -25,6 +25,17 @@ pub fn max_bytes(name: &str) -> u64 {
         | "tool_use.jinja" => MAX_CONFIG_BYTES,
         _ => MAX_TEXT_BYTES,
     }
+}
+
+/// Checks, before a long load, that `files` exist.
+///
+/// # Errors
+/// A setup error that names a file.
+pub fn check_exist<'a>(files: impl IntoIterator<Item = &'a PathBuf>) -> Result<()> {
+    for file in files {
+        file.metadata().map_err(|e| Error::in_file(file, e))?;
+    }
+    Ok(())
 }
 
 /// Reads a text file of a model.
