@@ -12,7 +12,7 @@ use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::time::Duration;
 use tracing::Level;
 
@@ -26,6 +26,8 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct LineWriter {
     queue: Sender<LogMessage>,
     queued_bytes: Arc<AtomicUsize>,
+    /// Whether the thread is writing, and may wait for the reader.
+    is_writing: Arc<AtomicBool>,
     dropped: IntCounter,
     /// Whether log lines are JSON objects.
     json: Arc<AtomicBool>,
@@ -50,14 +52,17 @@ impl LineWriter {
         let writer = Self {
             queue,
             queued_bytes: Arc::default(),
+            is_writing: Arc::default(),
             dropped,
             json: Arc::default(),
         };
-        let queued_bytes = writer.queued_bytes.clone();
+        let (queued_bytes, is_writing) = (writer.queued_bytes.clone(), writer.is_writing.clone());
         let (dropped, json) = (writer.dropped.clone(), writer.json.clone());
         std::thread::Builder::new()
             .name("log".into())
-            .spawn(move || write_lines(out, &messages, &queued_bytes, &dropped, &json))?;
+            .spawn(move || {
+                write_lines(out, &messages, &queued_bytes, &is_writing, &dropped, &json)
+            })?;
         Ok(writer)
     }
 
@@ -93,13 +98,16 @@ impl LineWriter {
         }
     }
 
-    /// Waits until all lines so far are written, at most [`FLUSH_TIMEOUT`].
+    /// Waits until all lines so far are written, for the reader at most [`FLUSH_TIMEOUT`] or a little longer.
     pub fn flush(&self) {
         let (done, written) = sync_channel(1);
-        if self.queue.send(LogMessage::Flush(done)).is_ok() {
-            // On a timeout nobody reads: the lines are lost.
-            let _ = written.recv_timeout(FLUSH_TIMEOUT);
+        if self.queue.send(LogMessage::Flush(done)).is_err() {
+            return;
         }
+        // On a timeout nobody reads, and the lines are lost; or the thread has had no processor yet, on a busy machine.
+        while written.recv_timeout(FLUSH_TIMEOUT) == Err(RecvTimeoutError::Timeout)
+            && !self.is_writing.load(Ordering::SeqCst)
+        {}
     }
 
     /// Lines dropped so far.
@@ -154,6 +162,7 @@ fn write_lines(
     mut out: impl Write,
     messages: &Receiver<LogMessage>,
     queued_bytes: &AtomicUsize,
+    is_writing: &AtomicBool,
     dropped: &IntCounter,
     json: &AtomicBool,
 ) {
@@ -175,11 +184,13 @@ fn write_lines(
                         said + "\n"
                     }
                 };
+                is_writing.store(true, Ordering::SeqCst);
                 let written = out
                     .write_all(notice.as_bytes())
                     .map(|()| reported += missing)
                     .and_then(|()| out.write_all(&line))
                     .and_then(|()| out.flush());
+                is_writing.store(false, Ordering::SeqCst);
                 if written.is_err() {
                     dropped.inc();
                 }
@@ -255,6 +266,35 @@ mod tests {
         assert_eq!(missing.iter().sum::<u64>(), 44, "{missing:?}");
         assert_eq!(text.len(), 256 + missing.len() + 1);
         assert_eq!(text.last().unwrap(), "the last");
+    }
+
+    #[test]
+    fn the_last_line_is_written_although_the_thread_begins_late() {
+        let (queue, messages) = channel();
+        let log = LineWriter {
+            queue,
+            queued_bytes: Arc::default(),
+            is_writing: Arc::default(),
+            dropped: IntCounter::new("dropped", "Log lines dropped").unwrap(),
+            json: Arc::default(),
+        };
+        let (reader, late) = (Reader::default(), log.clone());
+        let out = reader.clone();
+        std::thread::spawn(move || {
+            std::thread::sleep(FLUSH_TIMEOUT * 3 / 2);
+            let (queued_bytes, is_writing) = (&late.queued_bytes, &late.is_writing);
+            write_lines(
+                out,
+                &messages,
+                queued_bytes,
+                is_writing,
+                &late.dropped,
+                &late.json,
+            );
+        });
+        log.line("error: the last");
+        log.flush();
+        assert_eq!(lines(&reader.text.lock().unwrap()), ["error: the last"]);
     }
 
     #[test]
