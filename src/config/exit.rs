@@ -151,7 +151,8 @@ fn one_line(e: &clap::Error) -> String {
     let lines = text.lines().map(str::trim);
     let message: Vec<_> = lines
         .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
-        .filter(|line| !line.is_empty())
+        // A flag that nobody knows is no value.
+        .filter(|line| !line.is_empty() && !line.starts_with("tip: to pass"))
         .collect();
     let message = message.join("; ").replace(":; ", ": ");
     message.trim_start_matches("error: ").to_owned()

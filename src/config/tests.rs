@@ -305,6 +305,8 @@ fn other_errors_are_one_line() {
         refused_with("", "--model is missing");
     }
     refused_with("--modle m", "--modle");
+    let text = refused("--model m -p 8001");
+    assert_eq!(text, "unexpected argument '-p' found");
     refused_with("--model m --port 70000", "--port");
     refused_with("generate --model m --prompts p", "--out");
     let hot = "generate --model m --prompts p --out o --temperature 3";

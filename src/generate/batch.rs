@@ -288,7 +288,8 @@ fn asked(
         Err(e) => {
             let id = serde_json::from_slice(line).ok();
             let id = id.and_then(|Identified { custom_id }| custom_id);
-            return named(id, Err(wrong("invalid_json_line", e.to_string())));
+            let what = format!("{e}; expected a JSON object with custom_id, method, url and body");
+            return named(id, Err(wrong("invalid_json_line", what)));
         }
     };
     let id = parsed.custom_id.clone();
@@ -386,6 +387,8 @@ mod tests {
         )?;
         let error = asked.request.err()?;
         assert!(error.message.starts_with("line 3: "), "{error:?}");
+        let names = error.message.ends_with("custom_id, method, url and body");
+        assert_eq!(names, error.code == "invalid_json_line", "{error:?}");
         Some((error.code, asked.custom_id))
     }
 
