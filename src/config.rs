@@ -288,6 +288,7 @@ impl CommonOptions {
         self.load.check_conflicts()?;
         self.model = self.name.take().or(self.model);
         if self.model.is_none() {
+            self.check_names()?;
             self.embedded_pair()?;
         }
         let (drafter, spec_length) = self.speculation.validate(&self.engine.spec)?.unzip();
@@ -358,6 +359,17 @@ impl CommonOptions {
             ));
         }
         self.speculation.check_conflicts()
+    }
+
+    /// Refuses a model that comes after the names of `--served-model-name`, as one of which it is read.
+    fn check_names(&self) -> Result<()> {
+        let mut further = self.served_model_name.iter().skip(1);
+        match further.find(|name| Path::new(name).exists()) {
+            Some(model) => Err(Error::setup(format!(
+                "--served-model-name reads {model} as a name: give the model first, or as --model {model}"
+            ))),
+            None => Ok(()),
+        }
     }
 
     /// Selects the embedded model if `--model` is missing, with its draft unless other flags choose

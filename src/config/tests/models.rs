@@ -126,6 +126,10 @@ fn a_model_can_have_several_names() {
     ] {
         file_refused_with(wrong, "must be a string");
     }
+    refused_with(
+        "--served-model-name a Cargo.toml",
+        "give the model first, or as --model Cargo.toml",
+    );
     for missing in ["", "="] {
         let line = format!("--model m --served-model-name{missing}");
         refused_with(&line, "--served-model-name");
