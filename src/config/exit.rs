@@ -3,6 +3,7 @@
 use super::flags::Cli;
 use super::hints;
 use crate::error::{Error, Result};
+use crate::model::known;
 use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::error::Error as _;
@@ -57,11 +58,11 @@ fn has_options(args: &[OsString]) -> bool {
         .is_some_and(|first| others.iter().any(|other| first == other))
 }
 
-/// Refuses other servers' commands and short flags of several letters, which the parser would take for
-/// something else.
+/// Refuses misspelled commands, and other servers' commands and short flags of several letters, which the parser would
+/// take for something else.
 pub(super) fn check_foreign(args: &[OsString]) -> Result<()> {
     if let Some(word) = args.get(1).and_then(|word| word.to_str())
-        && let Some(hint) = hints::instead_of_command(word)
+        && let Some(hint) = instead_of_command(word)
         && !Path::new(word).exists()
     {
         return Err(Error::setup(format!("there is no command {word}: {hint}")));
@@ -71,6 +72,20 @@ pub(super) fn check_foreign(args: &[OsString]) -> Result<()> {
         Some((flag, hint)) => Err(Error::setup(format!("{flag} is no flag here: {hint}"))),
         None => Ok(()),
     }
+}
+
+/// What somebody may have meant who names `word` as a model, if it is another server's command or nearly one of ours.
+fn instead_of_command(word: &str) -> Option<String> {
+    if let Some(hint) = hints::instead_of_command(word) {
+        return Some(hint.into());
+    }
+    let cli = Cli::command();
+    let is_word = word.bytes().all(|byte| byte.is_ascii_lowercase());
+    if !is_word || cli.find_subcommand(word).is_some() || known::find(word).is_some() {
+        return None;
+    }
+    let commands = cli.get_subcommands().map(clap::Command::get_name);
+    hints::near(word, commands).map(|command| format!("did you mean {command}?"))
 }
 
 /// clap's error for `args`; of a flag of other servers it says what there is instead.

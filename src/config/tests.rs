@@ -305,6 +305,9 @@ fn other_errors_are_one_line() {
         refused_with("", "--model is missing");
     }
     refused_with("--modle m", "--modle");
+    for (line, command) in [("chek m.gguf", "check"), ("sevre", "serve")] {
+        refused_with(line, &format!("did you mean {command}?"));
+    }
     let text = refused("--model m -p 8001");
     assert_eq!(text, "unexpected argument '-p' found");
     refused_with("--model m --port 70000", "--port");
