@@ -216,7 +216,11 @@ async fn wrong_methods_and_unknown_paths_are_told_what_there_is() {
         }
         let told = error(response, 404, "not_found").await;
         let message = told["message"].as_str().unwrap();
-        for route in ["POST /v1/chat/completions", "GET /v1/models", "GET /health"] {
+        for route in [
+            "POST /v1/chat/completions",
+            "GET /v1/models/{id}",
+            "GET /health",
+        ] {
             assert!(message.contains(route), "{message}");
         }
     }

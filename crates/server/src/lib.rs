@@ -411,7 +411,7 @@ async fn not_found(request: Request) -> Response {
     let path = request.uri().path();
     let message = ollama::not_offered(path).unwrap_or_else(|| {
         let known: Vec<String> = (routes().iter())
-            .map(|(method, path, _)| format!("{method} {path}"))
+            .map(|(method, path, _)| format!("{method} {}", path.replace('*', "")))
             .collect();
         let instead = other_routes::instead_of(path);
         let instead = instead.map_or_else(String::new, |instead| format!(": {instead}"));
