@@ -80,10 +80,7 @@ pub fn run(
     names: &ReportNames,
     options: &BenchOptions,
 ) -> Result<()> {
-    for path in options.json.iter().chain(&options.csv) {
-        let opened = File::options().create(true).append(true).open(path);
-        opened.map_err(|e| Error::in_file(path, e))?;
-    }
+    check_files(options)?;
     let report = measure(engine, text, names, options)?;
     let json = options
         .json
@@ -95,6 +92,18 @@ pub fn run(
         .map_or(Ok(()), |path| report.write_csv(path));
     console::print(&report).and(json).and(csv)?;
     report.check_equal()
+}
+
+/// Checks, before anything is measured, that the files of the report can be written.
+///
+/// # Errors
+/// `Setup`, naming the file.
+pub fn check_files(options: &BenchOptions) -> Result<()> {
+    for path in options.json.iter().chain(&options.csv) {
+        let opened = File::options().create(true).append(true).open(path);
+        opened.map_err(|e| Error::in_file(path, e))?;
+    }
+    Ok(())
 }
 
 /// Measures what the `options` ask for.

@@ -46,7 +46,8 @@ pub struct Study {
     /// The figures of each speculative mode, in the order of the report.
     modes: Vec<Theory>,
     row_penalty: f64,
-    file: Option<PathBuf>,
+    json_file: Option<PathBuf>,
+    csv_file: Option<PathBuf>,
 }
 
 impl Study {
@@ -64,6 +65,7 @@ impl Study {
             Err(Exit::Wrong(error)) => return Err(error),
             Err(Exit::Text(text)) => return Err(Error::setup(text)),
         };
+        bench::check_files(&options)?;
         // Another machine's costs, or those of an earlier run, are none of this one's.
         config.engine.no_cost_cache = true;
         let row_penalty = flags.row_penalty;
@@ -78,10 +80,14 @@ impl Study {
         let text = loaded.text.as_deref();
         let report = bench::measure(&loaded.engine, text, &names, &options)?;
         let json = serde_json::to_value(&report).map_err(|e| Error::internal(e.to_string()))?;
-        Ok(Self::of(report, json, row_penalty, options.json))
+        Ok(Self {
+            json_file: options.json,
+            csv_file: options.csv,
+            ..Self::of(report, json, row_penalty)
+        })
     }
 
-    fn of(report: BenchReport, mut json: Value, row_penalty: f64, file: Option<PathBuf>) -> Self {
+    fn of(report: BenchReport, mut json: Value, row_penalty: f64) -> Self {
         let operations = json["subject"]["draft_operations"].clone();
         json["subject"]["row_penalty"] = json!(row_penalty);
         let mut modes = Vec::new();
@@ -110,18 +116,22 @@ impl Study {
             json,
             modes,
             row_penalty,
-            file,
+            json_file: None,
+            csv_file: None,
         }
     }
 
-    /// Writes the JSON report to the file of `--json`, and prints the tables.
+    /// Writes the JSON report to the file of `--json` and the rows of `bench` to that of `--csv`, and prints the tables.
     ///
     /// # Errors
     /// A file that cannot be written, or a text that speculation changed.
-    fn publish(&self) -> Result<()> {
-        if let Some(file) = &self.file {
+    pub fn publish(&self) -> Result<()> {
+        if let Some(file) = &self.json_file {
             let json = format!("{:#}\n", self.json);
             std::fs::write(file, json).map_err(|e| Error::in_file(file, e))?;
+        }
+        if let Some(file) = &self.csv_file {
+            self.report.write_csv(file)?;
         }
         console::print(self)?;
         self.report.check_equal()
@@ -163,6 +173,12 @@ impl fmt::Display for Study {
     }
 }
 
-fn main() -> Result<()> {
-    Study::measure(std::env::args().skip(1))?.publish()
+fn main() {
+    // Prints --help, or what is wrong with the flags of this example.
+    Flags::parse();
+    let study = Study::measure(std::env::args().skip(1));
+    if let Err(e) = study.and_then(|study| study.publish()) {
+        eprintln!("error: {e}");
+        std::process::exit(2);
+    }
 }

@@ -123,6 +123,29 @@ fn theory_stands_beside_what_was_measured() {
 }
 
 #[test]
+fn both_files_of_a_study_are_written_or_refused_before_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let models = Models::one();
+    let measure = |json: &str, csv: &str| {
+        let flags = format!("--json {json} --csv {csv} --temperatures 0");
+        let line = models.line(&format!(
+            "{flags} --random-prompts 2 --prompt-tokens 8 --max-tokens 4"
+        ));
+        let args = line.split_whitespace().skip(1).map(str::to_owned);
+        research::Study::measure(args)
+    };
+    let (json, csv) = (at("a.json"), at("a.csv"));
+    measure(&json, &csv).unwrap().publish().unwrap();
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
+    assert_eq!(report["subject"]["row_penalty"], 0.0, "{report}");
+    let rows = std::fs::read_to_string(&csv).unwrap();
+    assert!(rows.lines().count() > 2, "{rows}");
+    let error = measure(&at("none/a.json"), &csv).err().unwrap().to_string();
+    assert!(error.contains("a.json: "), "{error}");
+}
+
+#[test]
 fn a_cost_of_rows_that_is_none_is_refused() {
     for number in ["-1", "nan", "1e300", "11"] {
         let args = [
