@@ -109,6 +109,8 @@ fn run(command: &Command, log: &LineWriter) -> Result<()> {
         }
         Command::Generate(config, options) => {
             files::check_exist(options.prompts.iter().chain(&options.input_file))?;
+            let folder = options.out.parent();
+            files::check_exist(folder.filter(|folder| !folder.as_os_str().is_empty()))?;
             let (loaded, _thread) = load::load(config)?;
             let text = loaded.text.clone().ok_or_else(|| {
                 Error::setup("generate needs a tokenizer.json beside config.json")

@@ -221,6 +221,8 @@ fn what_is_wrong_beside_the_model_is_told_before_a_long_load() {
     ] {
         refused_with(line, "error: no/file: ");
     }
+    let line = "generate --model ./none --prompts README.md --out no/folder/out";
+    refused_with(line, "error: no/folder: ");
 }
 
 /// The file is at fault for its logits.

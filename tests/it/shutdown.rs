@@ -110,24 +110,12 @@ fn every_command_waits_for_its_engine() {
             2,
         ),
         (
-            format!("{bench} --prompts {}", at("none.jsonl")).replace("--random-prompts 1", ""),
-            2,
-        ),
-        (
             format!(
                 "{generate} {} --out {}",
                 at("prompts.jsonl"),
                 at("out.jsonl")
             ),
             0,
-        ),
-        (
-            format!(
-                "{generate} {} --out {}",
-                at("prompts.jsonl"),
-                at("no/out.jsonl")
-            ),
-            2,
         ),
         ("chat foretoken-demo --num-blocks 64".to_owned(), 0),
     ] {

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use serde_json::Value;
 use std::fs::File;
 use std::io::Read;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Component, Path};
 
 /// Maximum bytes of the files of settings, and of chat templates.
 const MAX_CONFIG_BYTES: u64 = 4 << 20;
@@ -27,13 +27,14 @@ pub fn max_bytes(name: &str) -> u64 {
     }
 }
 
-/// Checks, before a long load, that `files` exist.
+/// Checks, before a long load, that files or folders exist.
 ///
 /// # Errors
-/// A setup error that names a file.
-pub fn check_exist<'a>(files: impl IntoIterator<Item = &'a PathBuf>) -> Result<()> {
-    for file in files {
-        file.metadata().map_err(|e| Error::in_file(file, e))?;
+/// A setup error that names one.
+pub fn check_exist<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>) -> Result<()> {
+    for path in paths {
+        let path = path.as_ref();
+        path.metadata().map_err(|e| Error::in_file(path, e))?;
     }
     Ok(())
 }
