@@ -268,7 +268,7 @@ fn texts_become_what_sentence_transformers_encodes() {
     );
 }
 
-/// The default prompt of the repository comes before each text, whatever is pooled; other prompts do not.
+/// The default prompt of the repository comes before each text, whatever is pooled, unless a request chooses another.
 #[test]
 fn prompts_are_those_of_sentence_transformers() {
     let wanted = read_json(folder().join("prompted.json"));
@@ -290,19 +290,20 @@ fn prompts_are_those_of_sentence_transformers() {
     let vectors = |value: &Value| serde_json::from_value::<Vec<Vec<f32>>>(value.clone()).unwrap();
     let mut unset = wanted["config"].clone();
     unset["default_prompt_name"] = Value::Null;
-    for (config, flags, want) in [
-        (&wanted["config"], "", vectors(&wanted["lasttoken"])),
-        (
-            &wanted["config"],
-            "--pooling mean",
-            vectors(&wanted["mean"]),
-        ),
-        (&unset, "", plain),
+    let queries = || vectors(&wanted["lasttoken"]);
+    let mean = vectors(&wanted["mean"]);
+    for (config, flags, kind, want) in [
+        (&wanted["config"], "", None, queries()),
+        (&wanted["config"], "--pooling mean", None, mean),
+        (&wanted["config"], "", Some("passage"), plain.clone()),
+        (&unset, "", None, plain),
+        (&unset, "", Some("query"), queries()),
     ] {
         std::fs::write(&prompts, config.to_string()).unwrap();
         let flags = format!("--model {} {flags}", model.path().display());
         let server = process::Server::start(&flags);
-        let reply = server.json("/v1/embeddings", &json!({"input": wanted["texts"]}));
+        let body = json!({"input": wanted["texts"], "input_type": kind});
+        let reply = server.json("/v1/embeddings", &body);
         let data = reply["data"].as_array().unwrap();
         assert_eq!(data.len(), want.len());
         for (one, want) in data.iter().zip(&want) {

@@ -133,6 +133,9 @@ const REFUSED: &str = r#"
 {"input": "a", "dimensions": 49} | dimensions | between 1 and 48
 {"input": "a", "dimensions": "x"} | dimensions | expected
 {"input": "a", "encoding_format": "int8"} | encoding_format | expected
+{"input": "a", "truncate": "MIDDLE"} | truncate | expected
+{"input": "a", "truncate": "END", "truncate_prompt_tokens": 3} | truncate | beside truncate_prompt_tokens
+{"input": "a", "prompt_name": "query"} | prompt_name | the model has none: leave it out
 {"input": "a", "truncate_prompt_tokens": 300} | truncate_prompt_tokens | between 1 and 256, or -1
 {"input": "a", "cache_salt": ""} | cache_salt | 1 to 1024 bytes
 "#;
@@ -298,18 +301,94 @@ async fn inputs_are_bounded_cut_off_and_prompted() {
     );
     let ids = json!({"input": [1, 0, 1]});
     assert_eq!(first(&server, ids).await, (tail.clone(), 3));
-    for cut in [-1, 9, 4] {
-        let body = json!({"input": "aaabab", "truncate_prompt_tokens": cut});
-        let ids = json!({"input": [0, 1, 0, 1]});
-        assert_eq!(first(&server, body).await, first(&server, ids).await);
+    let ends = json!({"input": [0, 1, 0, 1]});
+    let starts = json!({"input": [1, 0, 0, 0]});
+    for (field, value, kept) in [
+        ("truncate_prompt_tokens", json!(-1), &ends),
+        ("truncate_prompt_tokens", json!(9), &ends),
+        ("truncate_prompt_tokens", json!(4), &ends),
+        ("truncate", json!("START"), &ends),
+        ("truncate", json!("END"), &starts),
+    ] {
+        let body = json!({"input": "aaabab", field: value});
+        let found = first(&server, body).await;
+        assert_eq!(found, first(&server, kept.clone()).await, "{field} {value}");
     }
-    let reply = server.post(PATH, &json!({"input": ["a", "abab"]})).await;
-    assert_eq!(reply.status(), StatusCode::BAD_REQUEST);
-    let error = reply.json::<Value>().await.expect("JSON")["error"].clone();
-    let message = error["message"].as_str().expect("text");
-    let why = "input 1 (from 0) has 5 tokens, but max_seq_length of this model is 4";
-    assert!(
-        error["param"] == "input" && message.contains(why),
-        "{error}"
-    );
+    for truncate in [Value::Null, json!("NONE")] {
+        let body = json!({"input": ["a", "abab"], "truncate": truncate});
+        let reply = server.post(PATH, &body).await;
+        assert_eq!(reply.status(), StatusCode::BAD_REQUEST);
+        let error = reply.json::<Value>().await.expect("JSON")["error"].clone();
+        let message = error["message"].as_str().expect("text");
+        let why = "input 1 (from 0) has 5 tokens, but max_seq_length of this model is 4";
+        assert!(
+            error["param"] == "input" && message.contains(why),
+            "{error}"
+        );
+    }
+}
+
+/// `input_type`, as clients of NIM and Cohere send it, or the name of a prompt, as sentence-transformers has it.
+#[tokio::test]
+async fn requests_choose_among_the_prompts_of_the_model() {
+    let prompts = [("query", "b"), ("passage", "c")];
+    let spec = EmbeddingSpec {
+        prompt: Some("b".into()),
+        prompts: (prompts.map(|(name, prompt)| (name.to_owned(), prompt.to_owned()))).into(),
+        ..EmbeddingSpec::new(Pooling::Last, true)
+    };
+    let server = self::server(EngineOptions::default(), Some(spec)).await;
+    let embed = async |body: Value| {
+        let reply = server.json(PATH, &body).await;
+        (values(&reply["data"][0]), reply["usage"].clone())
+    };
+    let query = embed(json!({"input": [1, 0]})).await;
+    let passage = embed(json!({"input": [2, 0]})).await;
+    assert_ne!(query, passage);
+    for (field, name, wanted) in [
+        ("input_type", "", &query),
+        ("input_type", "query", &query),
+        ("input_type", "search_query", &query),
+        ("input_type", "passage", &passage),
+        ("input_type", "search_document", &passage),
+        ("prompt_name", "passage", &passage),
+    ] {
+        let found = embed(json!({"input": "a", field: name})).await;
+        assert_eq!(&found, wanted, "{field} {name}");
+    }
+    let known = "those of the model are passage, query";
+    for (body, param, why) in [
+        (
+            json!({"input": "a", "input_type": "clustering"}),
+            "input_type",
+            known,
+        ),
+        (
+            json!({"input": "a", "prompt_name": "document"}),
+            "prompt_name",
+            known,
+        ),
+        (
+            json!({"input": [0], "input_type": "query"}),
+            "input_type",
+            "not before token ids",
+        ),
+        (
+            json!({"input": "a", "input_type": "query", "prompt_name": "query"}),
+            "prompt_name",
+            "beside input_type",
+        ),
+    ] {
+        let error = server.refused(PATH, &body).await;
+        let message = error["message"].as_str().expect("text");
+        assert!(error["param"] == param && message.contains(why), "{error}");
+    }
+    // Without prompts, all kinds of texts are alike.
+    let plain = normalized().await;
+    let bodies =
+        ["query", "passage", "clustering"].map(|kind| json!({"input": "ba", "input_type": kind}));
+    for body in bodies {
+        let reply = plain.json(PATH, &body).await;
+        assert_eq!(values(&reply["data"][0]), query.0);
+    }
 }

@@ -8,14 +8,14 @@ use super::object::JsonObject;
 use super::openai::salt;
 use super::prompt::{WantedTokens, keep_last};
 use super::state::AppState;
-use super::wire::{self, EncodingFormat, PromptInput, required, wrong};
+use super::wire::{self, CutOff, EncodingFormat, PromptInput, required, wrong};
 use crate::error::Refused;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use foretoken_core::error::{Error, RequestErrorKind, Result};
+use foretoken_core::error::{Error, RequestErrorKind, Result, clipped};
 use foretoken_core::model::EmbeddingSpec;
 use foretoken_engine::spec::DraftContext;
 use foretoken_engine::{CollectedEvents, Request, Series};
@@ -45,11 +45,13 @@ pub(super) struct EmbeddingJob {
 /// How the inputs of embeddings are read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct InputOptions<'a> {
+    /// What comes before each text.
+    pub prompt: Option<&'a str>,
     pub add_special_tokens: bool,
     /// The value of `truncate_prompt_tokens`.
     pub truncate: Option<i64>,
-    /// Whether what is too long is cut off, where `truncate` is not given.
-    pub cuts_ends: bool,
+    /// What is cut off an input that is too long, where `truncate` is not given.
+    pub cut_off: CutOff,
     pub cache_salt: Option<&'a str>,
 }
 
@@ -225,19 +227,14 @@ impl Context<'_> {
         let read = [wire::names::<wire::EmbeddingFields>()];
         let body = JsonObject::parse(body, &read)?;
         body.check_others(&read)?;
-        self.embedding_job(body.fields_with_lists(&[FIELD])?, false)
+        self.embedding_job(body.fields_with_lists(&[FIELD])?)
     }
 
-    /// Checks the fields of an embedding request, whichever API they came from. `cuts_ends` says whether what is too long
-    /// is cut off its inputs, unless the fields say it.
+    /// Checks the fields of an embedding request, whichever API they came from.
     ///
     /// # Errors
     /// The errors of [`Context::embedding`].
-    pub(super) fn embedding_job(
-        &self,
-        fields: wire::EmbeddingFields,
-        cuts_ends: bool,
-    ) -> Result<EmbeddingJob> {
+    pub(super) fn embedding_job(&self, fields: wire::EmbeddingFields) -> Result<EmbeddingJob> {
         let model = self.model(fields.model.as_deref())?;
         let Some(spec) = self.embeddings else {
             let message = "this model does not say how its hidden states become embeddings: start the server with --pooling last or --pooling mean";
@@ -247,10 +244,17 @@ impl Context<'_> {
         // 0 is what Infinity's client sends where it wants all.
         let dimensions = fields.dimensions.filter(|count| *count > 0);
         let dimensions = within("dimensions", dimensions, 1..=size)?.unwrap_or(size);
+        if fields.truncate.is_some() && fields.truncate_prompt_tokens.is_some() {
+            return wrong(
+                "truncate",
+                "is not possible beside truncate_prompt_tokens: leave one out",
+            );
+        }
         let options = InputOptions {
+            prompt: chosen_prompt(spec, &fields)?,
             add_special_tokens: fields.add_special_tokens.unwrap_or(true),
             truncate: fields.truncate_prompt_tokens,
-            cuts_ends,
+            cut_off: fields.truncate.unwrap_or_default(),
             cache_salt: fields.cache_salt.as_deref(),
         };
         let input = required(FIELD, fields.input)?;
@@ -285,14 +289,15 @@ impl Context<'_> {
         };
         let max = self.limits.max_model_len;
         let max = spec.max_tokens.unwrap_or(max).min(max);
-        let keep = match self.kept(options.truncate, Some(0))? {
-            Some(keep) => Keep::Last(keep.min(max)),
-            None if options.cuts_ends => Keep::First(max),
-            None => Keep::All,
+        let keep = match (self.kept(options.truncate, Some(0))?, options.cut_off) {
+            (Some(keep), _) => Keep::Last(keep.min(max)),
+            (None, CutOff::Start) => Keep::Last(max),
+            (None, CutOff::End) => Keep::First(max),
+            (None, CutOff::None) => Keep::All,
         };
         let mut requests = Vec::new();
         let mut tokens = 0;
-        for ids in self.inputs(input, options.add_special_tokens, keep)? {
+        for ids in self.inputs(input, options, keep)? {
             let request = Request {
                 draft_context: draft_context.clone(),
                 adapter: model.adapter.clone(),
@@ -322,13 +327,13 @@ impl Context<'_> {
     }
 
     /// The token ids of each input that are kept, tokenized when it is asked for.
-    fn inputs(
-        &self,
+    fn inputs<'a>(
+        &'a self,
         input: PromptInput,
-        special: bool,
+        options: InputOptions<'a>,
         keep: Keep,
-    ) -> Result<Box<dyn Iterator<Item = Result<Vec<u32>>> + '_>> {
-        let prompt = self.embeddings.and_then(|spec| spec.prompt.as_deref());
+    ) -> Result<Box<dyn Iterator<Item = Result<Vec<u32>>> + 'a>> {
+        let (prompt, special) = (options.prompt, options.add_special_tokens);
         let encode = move |(index, mut text): (usize, String)| {
             if text.is_empty() {
                 return Err(empty(index));
@@ -378,6 +383,58 @@ impl Context<'_> {
             PromptInput::IdLists(lists) => Box::new(lists.into_iter().enumerate().map(check)),
         })
     }
+}
+
+/// What comes before each text: the prompt that the request chooses, or else the model's default.
+///
+/// # Errors
+/// `Invalid`, if the model has no such prompt, or there is no text that it could come before.
+fn chosen_prompt<'a>(
+    spec: &'a EmbeddingSpec,
+    fields: &wire::EmbeddingFields,
+) -> Result<Option<&'a str>> {
+    let by_kind = fields.input_type.as_deref().filter(|kind| !kind.is_empty());
+    let by_name = fields
+        .prompt_name
+        .as_deref()
+        .filter(|name| !name.is_empty());
+    let (field, name, prompt) = match (by_kind, by_name) {
+        (None, None) => return Ok(spec.prompt.as_deref()),
+        (Some(kind), None) => ("input_type", kind, spec.prompt_of(kind)),
+        (None, Some(name)) => {
+            let prompt = spec.prompts.get(name).map(String::as_str);
+            ("prompt_name", name, prompt)
+        }
+        (Some(_), Some(_)) => {
+            return wrong(
+                "prompt_name",
+                "is not possible beside input_type: leave one out",
+            );
+        }
+    };
+    let Some(prompt) = prompt else {
+        let names: Vec<&str> = spec.prompts.keys().map(String::as_str).collect();
+        let known = match names.as_slice() {
+            [] => "the model has none: leave it out".to_owned(),
+            names => format!("those of the model are {}", clipped(&names.join(", "))),
+        };
+        let name = clipped(name);
+        return wrong(
+            field,
+            format!("{name:?} is not the name of a prompt: {known}"),
+        );
+    };
+    let is_ids = matches!(
+        fields.input,
+        Some(PromptInput::Ids(_) | PromptInput::IdLists(_))
+    );
+    if is_ids && !prompt.is_empty() {
+        return wrong(
+            field,
+            "puts a prompt before texts, not before token ids: send texts, or leave it out",
+        );
+    }
+    Ok(Some(prompt))
 }
 
 fn empty(index: usize) -> Error {

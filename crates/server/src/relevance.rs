@@ -7,7 +7,7 @@ use super::openai::salt;
 use super::prompt::WantedTokens;
 use super::request_id::RequestId;
 use super::state::AppState;
-use super::wire::{PromptInput, wrong};
+use super::wire::{CutOff, PromptInput, wrong};
 use foretoken_core::error::{Error, RequestErrorKind, Result};
 use foretoken_core::model::{Classifier, EmbeddingSpec, Pooling, RerankerSpec};
 use foretoken_core::sampling::{Mask, SamplingParams};
@@ -256,9 +256,10 @@ impl Context<'_> {
         }
         let [query_field, document_field] = pairs.fields;
         let input = InputOptions {
+            prompt: spec.prompt.as_deref(),
             add_special_tokens: true,
             truncate: options.truncate,
-            cuts_ends: false,
+            cut_off: CutOff::None,
             cache_salt: options.cache_salt.as_deref(),
         };
         let embed = |texts: Vec<String>, field: &'static str| {

@@ -128,6 +128,7 @@ const UNSUPPORTED: &[(&str, Nothing)] = &[
     ("stream_reasoning", True),
     // Embeddings, and what is ranked.
     ("input_type", Empty),
+    ("prompt_name", Empty),
     ("late_chunking", False),
     ("normalize", True),
     ("normalized", True),

@@ -188,9 +188,26 @@ pub(super) struct EmbeddingFields {
     /// Whether vectors have the length 1; else as the model has it.
     pub normalize: Option<bool>,
     pub encoding_format: Option<EncodingFormat>,
+    /// What the texts are, such as `query` or `passage`: the model's prompt for these comes before each.
+    pub input_type: Option<String>,
+    /// The name of the model's prompt that comes before each text.
+    pub prompt_name: Option<String>,
     pub add_special_tokens: Option<bool>,
+    /// What is cut off an input that is too long.
+    pub truncate: Option<CutOff>,
     pub truncate_prompt_tokens: Option<i64>,
     pub cache_salt: Option<String>,
+}
+
+/// What is cut off an input that is too long, as NIM and Cohere call it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "UPPERCASE")]
+pub(super) enum CutOff {
+    /// Such an input is refused.
+    #[default]
+    None,
+    Start,
+    End,
 }
 
 /// How an embedding is written.

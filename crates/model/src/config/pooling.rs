@@ -10,12 +10,12 @@ use foretoken_core::model::{EmbeddingSpec, Pooling};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// The file with the settings of a Transformer module, besides `config.json`.
 pub const TRANSFORMER: &str = "sentence_bert_config.json";
-/// Prompts, of which one may come before all texts.
+/// Prompts, of which one may come before all texts, unless a request chooses another.
 pub const PROMPTS: &str = "config_sentence_transformers.json";
 /// How the model of `source` embeds texts, as its files say it. `pooling`, if given, replaces the pooling of the files.
 /// `None` = neither says a pooling. Embeddings are normalized unless there is a `modules.json` without a module that
@@ -84,8 +84,8 @@ fn of_modules(
     Ok(EmbeddingSpec::new(pooling, normalize))
 }
 
-/// Adds to `spec` what other files of `folder` say: the longest input, and the prompt that sentence-transformers takes
-/// if none is named.
+/// Adds to `spec` what other files of `folder` say: the longest input, the prompts, and the one that sentence-transformers
+/// takes if none is named.
 fn with_limits(spec: EmbeddingSpec, folder: &Path) -> Result<EmbeddingSpec> {
     #[derive(Default, Deserialize)]
     struct Transformer {
@@ -94,7 +94,7 @@ fn with_limits(spec: EmbeddingSpec, folder: &Path) -> Result<EmbeddingSpec> {
     }
     #[derive(Default, Deserialize)]
     struct Prompts {
-        prompts: Option<HashMap<String, String>>,
+        prompts: Option<BTreeMap<String, String>>,
         default_prompt_name: Option<String>,
     }
     let file = folder.join(TRANSFORMER);
@@ -105,10 +105,11 @@ fn with_limits(spec: EmbeddingSpec, folder: &Path) -> Result<EmbeddingSpec> {
     }
     let file = folder.join(PROMPTS);
     let all: Prompts = parse_if_any(&file)?;
+    let prompts = all.prompts.unwrap_or_default();
     let prompt = match all.default_prompt_name {
         None => None,
         Some(name) => {
-            let prompt = all.prompts.unwrap_or_default().remove(&name);
+            let prompt = prompts.get(&name).cloned();
             let none = || {
                 let name = clipped(&name);
                 Error::in_file(
@@ -122,6 +123,7 @@ fn with_limits(spec: EmbeddingSpec, folder: &Path) -> Result<EmbeddingSpec> {
     Ok(EmbeddingSpec {
         max_tokens: limits.max_seq_length.filter(|&max| max > 0),
         prompt: prompt.filter(|prompt| !prompt.is_empty()),
+        prompts,
         ..spec
     })
 }
@@ -265,7 +267,11 @@ mod tests {
         let plain = r#"{"prompts": {"query": "Q: ", "document": ""}, "default_prompt_name": null}"#;
         write(PROMPTS, plain);
         let spec = of().unwrap().unwrap();
-        assert_eq!((spec.max_tokens, spec.prompt), (Some(512), None));
+        assert_eq!(
+            (spec.max_tokens, spec.prompt_of("search_query")),
+            (Some(512), Some("Q: "))
+        );
+        assert_eq!(spec.prompt, None);
         write(PROMPTS, &plain.replace("null", "\"query\""));
         let spec = of().unwrap().unwrap();
         assert_eq!(spec.prompt.as_deref(), Some("Q: "));

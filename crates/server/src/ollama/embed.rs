@@ -9,7 +9,7 @@ use crate::embeddings::{self, EmbeddingJob, Vector, Vectors};
 use crate::encoding::SentBody;
 use crate::object::JsonObject;
 use crate::state::AppState;
-use crate::wire::{self, EmbeddingFields, PromptInput};
+use crate::wire::{self, CutOff, EmbeddingFields, PromptInput};
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -124,9 +124,10 @@ impl Context<'_> {
         let embedding = EmbeddingFields {
             model: fields.model,
             dimensions: fields.dimensions,
+            truncate: fields.truncate.unwrap_or(true).then_some(CutOff::End),
             ..EmbeddingFields::default()
         };
-        self.embedding_asked(embedding, input, fields.truncate.unwrap_or(true))
+        self.embedding_asked(embedding, input)
     }
 
     /// Reads the body of `/api/embeddings`.
@@ -137,9 +138,10 @@ impl Context<'_> {
         let fields: EmbeddingRequest = read(body)?;
         let embedding = EmbeddingFields {
             model: fields.model,
+            truncate: Some(CutOff::End),
             ..EmbeddingFields::default()
         };
-        let asked = self.embedding_asked(embedding, fields.prompt.map(|text| vec![text]), true);
+        let asked = self.embedding_asked(embedding, fields.prompt.map(|text| vec![text]));
         asked.map_err(|e| e.renamed(&[("input", "prompt")]))
     }
 
@@ -147,13 +149,12 @@ impl Context<'_> {
         &self,
         mut fields: EmbeddingFields,
         input: Option<Vec<String>>,
-        cuts_ends: bool,
     ) -> Result<Asked> {
         let model = self.ollama_named(fields.model.as_deref())?;
         let input = input.filter(|texts| texts.iter().any(|text| !text.is_empty()));
         let job = input.map(|texts| {
             fields.input = Some(PromptInput::Texts(texts));
-            self.embedding_job(fields, cuts_ends)
+            self.embedding_job(fields)
         });
         Ok((job.transpose()?, model))
     }
