@@ -392,3 +392,38 @@ async fn requests_choose_among_the_prompts_of_the_model() {
         assert_eq!(values(&reply["data"][0]), query.0);
     }
 }
+
+/// `/embed` of Text Embeddings Inference has the vectors alone.
+#[tokio::test]
+async fn clients_of_text_embeddings_inference_get_lists_of_vectors() {
+    let server = normalized().await;
+    let long = "ab".repeat(200);
+    let vector = async |input: Value| {
+        let reply = server.json(PATH, &json!({"input": input})).await;
+        reply["data"][0]["embedding"].clone()
+    };
+    let (short, other) = (vector(json!("abc")).await, vector(json!("b")).await);
+    let body = json!({"inputs": ["abc", "b"], "truncate": true, "model": "toy"});
+    assert_eq!(server.json("/embed", &body).await, json!([short, other]));
+    let one = server.json("/embed", &json!({"inputs": "abc"})).await;
+    assert_eq!(one, json!([short]));
+    for (side, kept) in [("Right", &long[..256]), ("left", &long[long.len() - 256..])] {
+        let body = json!({"inputs": long, "truncate": true, "truncation_direction": side});
+        let found = server.json("/embed", &body).await;
+        assert_eq!(found[0], vector(json!(kept)).await, "{side}");
+    }
+    for (body, code, param) in [
+        (json!({"inputs": long}), "context_length_exceeded", "inputs"),
+        (json!({"input": "a"}), "invalid_value", "input"),
+        (json!({}), "invalid_value", "inputs"),
+        (json!({"inputs": ""}), "invalid_value", "inputs"),
+        (
+            json!({"inputs": "a", "prompt_name": "x"}),
+            "invalid_value",
+            "prompt_name",
+        ),
+    ] {
+        let error = error(server.post("/embed", &body).await, 400, code).await;
+        assert_eq!(error["param"], param, "{error}");
+    }
+}

@@ -167,7 +167,10 @@ const ASKED: &str = r#"
 200 | /v1/embeddings | {"input": ["ab", "c"]}
 200 | /v1/embeddings | {"input": [[0]], "encoding_format": "base64", "dimensions": 1}
 400 | /v1/embeddings | {"input": ""}
+200 | /embed | {"inputs": ["ab", "c"]}
+400 | /embed | {}
 200 | /v1/rerank | {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1}
+200 | /v1/rerank | {"query": "a", "texts": ["b", "c"], "return_text": true}
 400 | /v1/rerank | {"query": "a"}
 200 | /v1/score | {"text_1": "a", "text_2": ["b", {"text": "c"}]}
 400 | /v1/score | {}

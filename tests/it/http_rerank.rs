@@ -79,6 +79,20 @@ async fn embeddings_rank_by_their_cosines() {
         let want = json!({"index": 1, "relevance_score": results[0]["relevance_score"]});
         assert_eq!(short[0], want);
     }
+    // In the form of Text Embeddings Inference.
+    let body = json!({"query": "abc", "texts": documents, "truncate": true, "raw_scores": false});
+    let list = server.json("/rerank", &body).await;
+    assert_eq!(list.as_array().map(Vec::len), Some(4));
+    assert_eq!(
+        list[0],
+        json!({"index": 1, "score": results[0]["relevance_score"]})
+    );
+    let long = format!("abc{}", "d".repeat(300));
+    let body = json!({"query": "abc", "texts": [long], "truncate": true, "return_text": true});
+    let list = server.json("/rerank", &body).await;
+    assert_eq!(list[0]["text"], json!(long));
+    let kept = embedded(&server, &long[..256]).await;
+    near(&list[0]["score"], dot(&query, &kept));
     let cut = json!({"query": "abc", "documents": ["abcdef"], "max_tokens_per_doc": 3});
     let cut = server.json(RERANK, &cut).await["results"][0].clone();
     near(&cut["relevance_score"], 1.0);
@@ -123,6 +137,9 @@ const REFUSED: &str = r#"
 /v1/rerank | {"query": "a", "documents": []} | documents
 /v1/rerank | {"query": "a", "documents": [""]} | documents
 /v1/rerank | {"query": "", "documents": ["a"]} | query
+/v1/rerank | {"query": "a", "texts": [""]} | texts
+/v1/rerank | {"query": "a", "texts": ["a"], "documents": ["a"]} | texts
+/v1/rerank | {"query": "a", "texts": ["a"], "truncation_direction": "Left"} | truncation_direction
 /v1/rerank | {"query": "a", "documents": ["a"], "instruct": "x"} | instruction
 /v1/rerank | {"query": "a", "documents": ["a"], "max_tokens_per_doc": 0} | max_tokens_per_doc
 /v1/rerank | {"query": "a", "documents": ["a"], "use_activation": false} | use_activation

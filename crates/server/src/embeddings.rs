@@ -310,7 +310,7 @@ impl Context<'_> {
                 return wrong(
                     FIELD,
                     format!(
-                        "{index} (from 0) has {len} tokens, but max_seq_length of this model is {max}; truncate_prompt_tokens -1 keeps the last {max}"
+                        "{index} (from 0) has {len} tokens, but max_seq_length of this model is {max}; truncate or truncate_prompt_tokens cuts off the rest"
                     ),
                 );
             }

@@ -64,6 +64,7 @@ mod stop;
 mod stream;
 mod structured;
 mod taken;
+mod tei;
 mod thinking;
 mod tls;
 mod tokenize;
@@ -133,6 +134,7 @@ fn routes() -> Vec<(Method, &'static str, MethodRouter<AppState>)> {
         (POST, "/v1/chat/completions", chat),
         (POST, "/v1/completions", completion),
         (POST, "/v1/embeddings", post(embeddings::embeddings)),
+        (POST, "/embed", post(tei::embed)),
         (POST, "/v1/rerank", post(rerank::rerank)),
         (POST, "/v1/score", post(rerank::score)),
         (POST, "/v1/responses", response),

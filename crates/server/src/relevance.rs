@@ -45,6 +45,8 @@ pub(super) struct RelevanceOptions {
     pub max_tokens_per_doc: Option<usize>,
     /// The value of `truncate_prompt_tokens`.
     pub truncate: Option<i64>,
+    /// Whether the ends of documents are cut off that are too long, where `truncate` is not given.
+    pub cuts_ends: bool,
     pub cache_salt: Option<String>,
 }
 
@@ -259,7 +261,11 @@ impl Context<'_> {
             prompt: spec.prompt.as_deref(),
             add_special_tokens: true,
             truncate: options.truncate,
-            cut_off: CutOff::None,
+            cut_off: if options.cuts_ends {
+                CutOff::End
+            } else {
+                CutOff::None
+            },
             cache_salt: options.cache_salt.as_deref(),
         };
         let embed = |texts: Vec<String>, field: &'static str| {
@@ -362,7 +368,8 @@ impl Context<'_> {
         field: &str,
     ) -> Result<Vec<u32>> {
         let instruction = options.instruction.as_deref();
-        let max = self.kept(options.truncate, Some(1))?;
+        let fitting = options.cuts_ends.then_some(-1);
+        let max = self.kept(options.truncate.or(fitting), Some(1))?;
         let mut document = document.to_owned();
         let longest = max.into_iter().chain(options.max_tokens_per_doc).min();
         let mut left = match longest {

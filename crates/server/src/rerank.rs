@@ -1,4 +1,5 @@
-//! `/v1/rerank`, in the form of Jina and Cohere, and `/v1/score`, in that of vLLM.
+//! `/v1/rerank`, in the form of Jina and Cohere or, for `texts`, of Text Embeddings Inference, and `/v1/score`, in that of
+//! vLLM.
 
 use super::caller::Caller;
 use super::content::TextOr;
@@ -26,18 +27,23 @@ pub(super) struct RerankFields {
     model: Option<String>,
     #[schemars(required)]
     query: Option<String>,
-    #[schemars(required)]
     documents: Option<Vec<Document>>,
+    /// Text Embeddings Inference's name of `documents`. The answer then has its form.
+    texts: Option<Vec<Document>>,
     /// Number of results; 0 = all.
     top_n: Option<usize>,
     /// Whether results have the documents, which is the default.
     return_documents: Option<bool>,
+    /// Whether results have the `texts`. They do not by default.
+    return_text: Option<bool>,
     /// What makes a document relevant, for models that answer yes or no.
     instruction: Option<String>,
     /// Another name of `instruction`.
     instruct: Option<String>,
     /// Number of first tokens that are read of each document.
     max_tokens_per_doc: Option<usize>,
+    /// Whether the ends of documents are cut off that are too long. Otherwise they are refused.
+    truncate: Option<bool>,
     truncate_prompt_tokens: Option<i64>,
     cache_salt: Option<String>,
 }
@@ -95,6 +101,26 @@ pub(super) struct RerankJob {
     top_n: usize,
     /// The documents, if the results have them.
     documents: Option<Vec<String>>,
+    /// Whether the answer has the form of Text Embeddings Inference.
+    is_list: bool,
+}
+
+/// The answer of `/v1/rerank`.
+#[derive(Serialize, JsonSchema)]
+#[serde(untagged)]
+pub(super) enum RerankAnswer {
+    Ranking(Ranking),
+    List(Vec<RankedText>),
+}
+
+/// A text with its relevance, in the form of Text Embeddings Inference.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct RankedText {
+    /// The place of the text in the request, from 0.
+    index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+    score: f64,
 }
 
 /// The documents by their relevance.
@@ -147,7 +173,7 @@ pub(super) async fn rerank(
     State(state): State<AppState>,
     caller: Caller,
     body: SentBody,
-) -> Result<Json<Ranking>, Refused> {
+) -> Result<Json<RerankAnswer>, Refused> {
     let read = state.read(body, |context, body| context.rerank(body));
     let job = read.await?;
     let (model, usage) = (job.job.model.clone(), PromptUsage::new(job.job.tokens));
@@ -170,11 +196,20 @@ pub(super) async fn rerank(
             result.document = Some(RankedDocument { text });
         }
     }
-    Ok(Json(Ranking {
-        id: new_id("rerank-"),
-        model,
-        usage,
-        results,
+    Ok(Json(if job.is_list {
+        let of_text = |result: Ranked| RankedText {
+            index: result.index,
+            text: result.document.map(|document| document.text),
+            score: result.relevance_score,
+        };
+        RerankAnswer::List(results.into_iter().map(of_text).collect())
+    } else {
+        RerankAnswer::Ranking(Ranking {
+            id: new_id("rerank-"),
+            model,
+            usage,
+            results,
+        })
     }))
 }
 
@@ -211,26 +246,41 @@ impl Context<'_> {
     pub(super) fn rerank(&self, body: &[u8]) -> Result<RerankJob> {
         let fields: RerankFields = read_body(body)?;
         let model = self.model(fields.model.as_deref())?;
+        if fields.truncate.is_some() && fields.truncate_prompt_tokens.is_some() {
+            return wrong(
+                "truncate",
+                "is not possible beside truncate_prompt_tokens: leave one out",
+            );
+        }
         let options = RelevanceOptions {
             instruction: one_of(fields.instruction, fields.instruct)?,
             max_tokens_per_doc: per_document(fields.max_tokens_per_doc)?,
             truncate: fields.truncate_prompt_tokens,
+            cuts_ends: fields.truncate == Some(true),
             cache_salt: fields.cache_salt,
         };
-        let documents = required("documents", fields.documents)?;
+        let (field, documents) = match (fields.documents, fields.texts) {
+            (Some(_), Some(_)) => {
+                return wrong("texts", "is not possible beside documents: leave one out");
+            }
+            (None, Some(texts)) => ("texts", texts),
+            (documents, None) => ("documents", required("documents", documents)?),
+        };
+        let is_list = field == "texts";
         let documents: Vec<String> = documents.into_iter().map(Document::into_text).collect();
         let top_n = fields.top_n.filter(|n| *n > 0).unwrap_or(usize::MAX);
-        let shown = fields.return_documents.unwrap_or(true);
-        let shown = shown.then(|| documents.clone());
+        let shown = fields.return_text.or(fields.return_documents);
+        let shown = shown.unwrap_or(!is_list).then(|| documents.clone());
         let pairs = Pairs {
             queries: vec![required("query", fields.query)?],
             documents,
-            fields: ["query", "documents"],
+            fields: ["query", field],
         };
         Ok(RerankJob {
             job: self.relevance(model, pairs, &options)?,
             top_n,
             documents: shown,
+            is_list,
         })
     }
 
@@ -245,6 +295,7 @@ impl Context<'_> {
             instruction: one_of(fields.instruction, fields.instruct)?,
             max_tokens_per_doc: per_document(fields.max_tokens_per_doc)?,
             truncate: fields.truncate_prompt_tokens,
+            cuts_ends: false,
             cache_salt: fields.cache_salt,
         };
         let (query, queries) = side([

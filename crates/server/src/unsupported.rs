@@ -91,6 +91,7 @@ const UNSUPPORTED: &[(&str, Nothing)] = &[
     ("truncate_prompt_tokens", Null),
     ("truncation", Text("disabled")),
     ("truncation_side", Text("left")),
+    ("truncation_direction", Text("Right")),
     ("padding", Text("do_not_pad")),
     ("input_ids", Empty),
     ("echo", False),

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 /// The kinds of a text that is searched for, and of one that is searched, by which clients and models call them.
-const QUERY: [&str; 2] = ["query", "search_query"];
-const DOCUMENT: [&str; 4] = ["document", "passage", "search_document", "corpus"];
+const QUERY: &[&str] = &["query", "search_query"];
+const DOCUMENT: &[&str] = &["document", "passage", "search_document", "corpus"];
 
 /// Which hidden states make the embedding of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,7 +70,7 @@ impl EmbeddingSpec {
             let mut prompts = self.prompts.iter();
             prompts.find_map(|(known, prompt)| known.eq_ignore_ascii_case(name).then_some(prompt))
         };
-        let alike = [&QUERY[..], &DOCUMENT[..]].into_iter();
+        let alike = [QUERY, DOCUMENT].into_iter();
         let mut alike = alike.filter(|names| names.contains(&kind)).flatten();
         let found = self.prompts.get(kind).or_else(|| spelled(kind));
         let found = found.or_else(|| alike.find_map(|name| spelled(name)));

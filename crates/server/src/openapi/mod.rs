@@ -11,8 +11,8 @@ use super::request_id::X_REQUEST_ID;
 use super::server_info::ServerDescription;
 use super::state::{AppState, ModelObject};
 use super::{
-    adapter_routes, anthropic, embeddings, error, info, llama, ollama, rerank, responses, tokenize,
-    wire,
+    adapter_routes, anthropic, embeddings, error, info, llama, ollama, rerank, responses, tei,
+    tokenize, wire,
 };
 use axum::Json;
 use axum::extract::State;
@@ -269,10 +269,17 @@ fn generating(schemas: &mut Schemas) -> Vec<Route> {
         )
         .refusing(BY_THE_ENGINE),
         Route::post(
+            "/embed",
+            "The embeddings of texts, in the form of Text Embeddings Inference.",
+            schemas.of::<tei::EmbedFields>(),
+            schemas.of::<Vec<embeddings::Vector>>(),
+        )
+        .refusing(BY_THE_ENGINE),
+        Route::post(
             "/v1/rerank",
             "Documents by their relevance for a query.",
             schemas.of::<rerank::RerankFields>(),
-            schemas.of::<rerank::Ranking>(),
+            schemas.of::<rerank::RerankAnswer>(),
         )
         .refusing(BY_THE_ENGINE),
         Route::post(

@@ -52,6 +52,7 @@ fn every_field_that_is_read_is_in_the_document() {
         ),
         ("OllamaModelRequest", names::<ollama::ModelRequest>()),
         ("EmbeddingRequest", names::<wire::EmbeddingFields>()),
+        ("TeiEmbedRequest", names::<tei::EmbedFields>()),
         ("RerankRequest", names::<rerank::RerankFields>()),
         ("ScoreRequest", names::<rerank::ScoreFields>()),
         ("InfillRequest", names::<llama::InfillFields>()),
