@@ -214,6 +214,7 @@ impl Context<'_> {
         let limits = [
             ("max_completion_tokens", fields.max_completion_tokens),
             ("max_tokens", common.max_tokens),
+            ("max_output_tokens", fields.max_output_tokens),
             ("n_predict", fields.n_predict),
         ];
         let given = limits.into_iter().find(|(_, max)| max.is_some());

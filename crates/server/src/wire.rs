@@ -232,6 +232,10 @@ pub(super) struct ChatFields {
     #[serde(default, deserialize_with = "limit")]
     #[schemars(with = "Option<i64>")]
     pub max_completion_tokens: Option<usize>,
+    /// The name of `max_tokens` in responses, which Jan sends in chats, too.
+    #[serde(default, deserialize_with = "limit")]
+    #[schemars(with = "Option<i64>")]
+    pub max_output_tokens: Option<usize>,
     /// llama.cpp's name of `max_tokens`. 0 = the prompt is only read into the cache.
     #[serde(default, deserialize_with = "limit")]
     #[schemars(with = "Option<i64>")]

@@ -30,11 +30,14 @@ fn the_default_length_is_limited_by_the_context() {
         chat(both).expect("accepted").requests[0].max_tokens,
         Some(5)
     );
+    // As Jan names it.
+    let job = chat(json!({"max_output_tokens": 6})).expect("accepted");
+    assert_eq!(job.requests[0].max_tokens, Some(6));
     // As clients of llama.cpp ask for no limit.
     let body = json!({"prompt": vec![1; 20], "max_tokens": -1});
     let job = completion(body).expect("accepted");
     assert_eq!((job.requests[0].max_tokens, job.cut_to), (Some(44), None));
-    for field in ["max_tokens", "max_completion_tokens"] {
+    for field in ["max_tokens", "max_completion_tokens", "max_output_tokens"] {
         let job = chat(json!({field: -1})).expect("accepted");
         assert_eq!((job.requests[0].max_tokens, job.cut_to), (None, None));
     }

@@ -113,6 +113,7 @@ top_logprobs | 6 | between 0 and 5
 top_logprobs | 2 | requires logprobs
 logprobs | 1 | expected a boolean
 max_completion_tokens | 0 | at least 1
+max_output_tokens | 0 | at least 1
 max_completion_tokens | 64 | maximum context length is 64 tokens
 messages | null | required
 messages | [] | must not be empty
