@@ -91,7 +91,7 @@ class Checks:
         reply = self._respond()
         assert reply.output_text == self._chat(PROMPT), reply
         assert reply.status == "incomplete" and reply.incomplete_details.reason == "max_output_tokens"
-        assert reply.usage.output_tokens == 24 and reply.store is False
+        assert reply.usage.output_tokens == 24 and reply.store is True
         return reply.output_text[:40]
 
     def responses_items_and_instructions(self):
@@ -202,10 +202,23 @@ class Checks:
         assert "\n" not in reply.output_text
         return repr(reply.output_text[:40])
 
+    def responses_stored(self):
+        responses = self._openai.responses
+        first = self._respond()
+        assert responses.retrieve(first.id).output_text == first.output_text
+        second = self._respond(input="And?", previous_response_id=first.id)
+        assert second.previous_response_id == first.id
+        assert second.usage.input_tokens > first.usage.input_tokens, second.usage
+        responses.delete(first.id)
+        try:
+            responses.retrieve(first.id)
+        except openai.NotFoundError as error:
+            return error.body["message"][:40]
+        raise AssertionError("it was told again")
+
     def responses_refusals(self):
         seen = []
         for field, value in [
-            ("store", True),
             ("previous_response_id", "resp_1"),
             ("background", True),
             ("tool_choice", {"type": "web_search"}),

@@ -112,7 +112,7 @@ async fn an_allowed_page_may_ask_and_read() {
         assert_eq!(answer.status(), 200, "without the key");
         let headers = answer.headers();
         assert_eq!(headers["access-control-allow-origin"], told);
-        assert_eq!(headers["access-control-allow-methods"], "GET,POST");
+        assert_eq!(headers["access-control-allow-methods"], "GET,POST,DELETE");
         let expected = "authorization,content-type";
         assert_eq!(headers["access-control-allow-headers"], expected);
 

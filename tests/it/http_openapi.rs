@@ -228,15 +228,25 @@ async fn answers_and_refusals_have_the_shapes_of_the_document() {
             panic!("{path}: {what}");
         }
     }
+    let body = json!({"input": "hi", "max_output_tokens": 4});
+    let stored = server.json("/v1/responses", &body).await;
+    let id = stored["id"].as_str().unwrap();
     for (path, methods) in document["paths"].as_object().unwrap() {
         if methods.get("get").is_some() {
-            let response = server.get(&path.replace("{id}", "org/alias")).await;
+            let path_of = path.replace("{id}", "org/alias");
+            let response = server.get(&path_of.replace("{response_id}", id)).await;
             assert_eq!(response.status(), 200, "{path}");
             checked(&document, path, &Method::GET, response).await;
         }
     }
     let unknown = server.get("/v1/models/other").await;
     checked(&document, "/v1/models/{id}", &Method::GET, unknown).await;
+    let path = "/v1/responses/{response_id}";
+    for _ in ["stored", "deleted"] {
+        let url = format!("{}/v1/responses/{id}", server.url);
+        let deleted = server.client.delete(url).send().await.unwrap();
+        checked(&document, path, &Method::DELETE, deleted).await;
+    }
     server.done().await;
 }
 

@@ -1,6 +1,8 @@
 //! `/v1/responses`: the same answers as a chat's, as items and events.
 
 use crate::common::scripted::{self, CHAT, TEMPLATE, TWO_CALLS, saying, saying_as, thinking};
+use crate::common::server::error;
+use foretoken::http::AppState;
 use serde_json::{Value, json};
 
 pub const RESPONSES: &str = "/v1/responses";
@@ -78,7 +80,7 @@ async fn a_text_is_a_message_with_one_part() {
     assert_eq!(reply["object"], "response");
     assert_eq!(reply["status"], "completed");
     assert_eq!(reply["model"], "toy");
-    assert_eq!(reply["store"], false);
+    assert_eq!(reply["store"], true);
     let id = reply["id"].as_str().expect("an id");
     assert!(id.starts_with("resp_"), "{id}");
     let items = reply["output"].as_array().expect("items");
@@ -178,10 +180,17 @@ async fn calls_are_items_and_come_back_as_input() {
             json!({"type": "function_call_output", "call_id": item["call_id"], "output": "7"}),
         );
     }
+    let outputs = input[1 + items.len()..].to_vec();
     let mut next = body();
     next["input"] = input.into();
     next["max_output_tokens"] = 1.into();
+    let mut more = next.clone();
+    more["input"] = outputs.into();
+    more["previous_response_id"] = reply["id"].clone();
     let reply = server.json(RESPONSES, &next).await;
+    let continued = server.json(RESPONSES, &more).await;
+    let tokens = &continued["usage"]["input_tokens"];
+    assert_eq!(tokens, &reply["usage"]["input_tokens"]);
     let mut next = scripted::body();
     let mut messages = vec![
         next["messages"][0].clone(),
@@ -254,8 +263,14 @@ async fn what_a_model_thinks_is_an_item() {
     assert_eq!(settled(last), settled(&reply));
     // An earlier turn's reasoning is accepted.
     let mut next = text_body();
-    next["input"] = json!([items[0], items[1], {"role": "user", "content": "Hi"}]);
-    server.json(RESPONSES, &next).await;
+    let user = json!({"role": "user", "content": "Hi"});
+    next["input"] = json!([user, items[0], items[1], user]);
+    let whole = server.json(RESPONSES, &next).await;
+    let mut next = text_body();
+    next["previous_response_id"] = reply["id"].clone();
+    let continued = server.json(RESPONSES, &next).await;
+    let tokens = &continued["usage"]["input_tokens"];
+    assert_eq!(tokens, &whole["usage"]["input_tokens"]);
     server.done().await;
 }
 
@@ -343,6 +358,97 @@ async fn fields_of_chats_work_and_the_request_is_repeated() {
     let keys = "instructions metadata parallel_tool_calls top_p truncation reasoning";
     for key in keys.split(' ') {
         assert_eq!(reply[key], body[key], "{key}");
+    }
+    server.done().await;
+}
+
+/// What continues a stored response has the prompt of the whole conversation.
+#[tokio::test]
+async fn stored_responses_are_told_again_continued_and_deleted() {
+    let server = saying("Hello there.").await;
+    let first = server.json(RESPONSES, &text_body()).await;
+    let id = first["id"].as_str().expect("an id");
+    let path = format!("{RESPONSES}/{id}");
+    assert_eq!(server.read(&path).await, first);
+
+    let more = json!({"input": "And?", "temperature": 0, "previous_response_id": id});
+    let second = server.json(RESPONSES, &more).await;
+    assert_eq!(second["previous_response_id"], id);
+    let user = |text: &str| json!({"role": "user", "content": text});
+    let message = &first["output"][0];
+    let reference = json!({"type": "item_reference", "id": message["id"]});
+    for said in [message, &reference] {
+        let input = json!([user("Hi"), said, user("And?")]);
+        let body = json!({"input": input, "temperature": 0, "store": false});
+        let whole = server.json(RESPONSES, &body).await;
+        let tokens = |response: &Value| response["usage"]["input_tokens"].as_u64();
+        assert_eq!(tokens(&whole), tokens(&second));
+        assert!(tokens(&whole) > tokens(&first));
+        let path = format!("{RESPONSES}/{}", whole["id"].as_str().expect("an id"));
+        error(server.get(&path).await, 404, "not_found").await;
+    }
+
+    let twice = json!({"input": [user("Hi"), reference, reference]});
+    let refused = server.refused(RESPONSES, &twice).await;
+    assert_eq!(refused["param"], "input[2].id");
+
+    // The conversation of a stream is stored, too, with those before it.
+    let mut more = more;
+    more["previous_response_id"] = second["id"].clone();
+    let events = server.named_events(RESPONSES, more.clone()).await;
+    let (_, completed) = events.last().expect("events");
+    more["previous_response_id"] = completed["response"]["id"].clone();
+    let fourth = server.json(RESPONSES, &more).await;
+    let third = &completed["response"]["usage"]["input_tokens"];
+    let of = |tokens: &Value| tokens.as_u64().expect("a number");
+    let second = of(&second["usage"]["input_tokens"]);
+    let (third, fourth) = (of(third), of(&fourth["usage"]["input_tokens"]));
+    assert_eq!(fourth - third, third - second);
+
+    let refused = server.get(&format!("{path}?stream=true")).await;
+    assert_eq!(
+        error(refused, 400, "invalid_value").await["param"],
+        "stream"
+    );
+    let delete = async || {
+        let request = server.client.delete(server.url.clone() + &path);
+        request.send().await.expect("an answer")
+    };
+    let deleted: Value = delete().await.json().await.expect("JSON");
+    assert_eq!(
+        deleted,
+        json!({"id": id, "object": "response", "deleted": true})
+    );
+    for refused in [delete().await, server.get(&path).await] {
+        let error = error(refused, 404, "not_found").await;
+        assert_eq!(error["param"], "response_id");
+    }
+    let mut body = text_body();
+    body["input"] = json!([user("Hi"), reference]);
+    let refused = server.refused(RESPONSES, &body).await;
+    assert_eq!(refused["param"], "input[1].id");
+    server.done().await;
+}
+
+#[tokio::test]
+async fn a_stored_response_belongs_to_a_key() {
+    let keys = vec!["one".to_owned(), "two".to_owned()];
+    let configure = |state: AppState| state.with_api_keys(keys);
+    let server = saying_as("Hello there.", TEMPLATE, configure).await;
+    let url = server.url.clone() + RESPONSES;
+    let ask = async |key: &str, body: &Value| {
+        let request = server.client.post(&url).bearer_auth(key).json(body);
+        request.send().await.expect("an answer")
+    };
+    let first: Value = ask("one", &text_body()).await.json().await.expect("JSON");
+    let id = first["id"].as_str().expect("an id");
+    let mut more = text_body();
+    more["previous_response_id"] = id.into();
+    for (key, told, continued) in [("one", 200, 200), ("two", 404, 400)] {
+        let request = server.client.get(format!("{url}/{id}")).bearer_auth(key);
+        let response = request.send().await.expect("an answer");
+        assert_eq!(response.status(), told, "{key}");
+        assert_eq!(ask(key, &more).await.status(), continued, "{key}");
     }
     server.done().await;
 }

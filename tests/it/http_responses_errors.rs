@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 /// Values of fields, and the field that an error names.
 const REFUSED: &str = r#"
-store = true | store
+store = "yes" | store
 background = true | background
 previous_response_id = "resp_1" | previous_response_id
 conversation = "conv_1" | conversation

@@ -2,6 +2,7 @@
 
 use super::adapters::Adapters;
 use super::defaults::SamplingDefaults;
+use super::stored::ResponseStore;
 use foretoken_core::error::{Error, FieldPath, RequestErrorKind, Result};
 use foretoken_core::model::{Adapter, EmbeddingSpec, RerankerSpec};
 use foretoken_core::sampling::{Grammar, ThoughtMarks};
@@ -80,6 +81,8 @@ pub(super) struct Context<'a> {
     pub embeddings: Option<&'a EmbeddingSpec>,
     /// The way in which the model judges documents; `None` = it is no reranker.
     pub reranker: Option<&'a RerankerSpec>,
+    /// The responses that clients may continue.
+    pub responses: &'a Arc<ResponseStore>,
     /// Whether a `max_tokens` that the context has no room for is refused, and not cut to what fits.
     pub strict_max_tokens: bool,
 }

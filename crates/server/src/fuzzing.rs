@@ -78,6 +78,7 @@ pub fn read(text: &Arc<Text>, body: &[u8], api: FuzzedApi) -> Result<()> {
         waiter: foretoken_text::grammar::Waiter::default(),
         embeddings: Some(&embeddings),
         reranker: None,
+        responses: &Arc::default(),
     };
     match api {
         FuzzedApi::Chat(_) => context.chat(body).map(drop),

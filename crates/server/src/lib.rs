@@ -61,6 +61,7 @@ mod server_info;
 mod speculation;
 mod state;
 mod stop;
+mod stored;
 mod stream;
 mod structured;
 mod taken;
@@ -82,7 +83,7 @@ use axum::http::{Method, StatusCode, header};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::MethodRouter;
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use axum::{Json, Router};
 use caller::Caller;
 use chunks::Chunks;
@@ -114,6 +115,9 @@ pub use state::AppState;
 pub use tls::Tls;
 pub use trace::{ChoiceRecord, JobRecord, Observer, RequestRecord};
 
+/// The route of a stored response.
+const RESPONSE: &str = "/v1/responses/{response_id}";
+
 /// Time that finished replies have to reach their clients after the engine has ended.
 const FLUSH: Duration = Duration::from_secs(1);
 
@@ -138,6 +142,8 @@ fn routes() -> Vec<(Method, &'static str, MethodRouter<AppState>)> {
         (POST, "/v1/rerank", post(rerank::rerank)),
         (POST, "/v1/score", post(rerank::score)),
         (POST, "/v1/responses", response),
+        (GET, RESPONSE, get(responses::stored)),
+        (Method::DELETE, RESPONSE, delete(responses::delete)),
         (POST, "/v1/messages", message),
         (POST, "/v1/messages/count_tokens", count_tokens),
         (GET, "/v1/models", get(models)),

@@ -111,7 +111,7 @@ impl Origins {
         };
         let cors = CorsLayer::new()
             .allow_origin(origins)
-            .allow_methods([Method::GET, Method::POST])
+            .allow_methods([Method::GET, Method::POST, Method::DELETE])
             .allow_headers(AllowHeaders::mirror_request())
             .allow_private_network(true)
             .expose_headers([

@@ -11,6 +11,7 @@ use super::load::RequestsInFlight;
 use super::origin::{OriginOptions, Origins};
 use super::reply;
 use super::server_info::ServerInfo;
+use super::stored::ResponseStore;
 use super::tls::Tls;
 use super::trace::Observer;
 use foretoken_core::error::{Error, Result};
@@ -55,6 +56,7 @@ pub struct AppState {
     /// The way in which the model judges documents; `None` = it is no reranker.
     reranker: Option<RerankerSpec>,
     pub(super) embedding_turns: Arc<Turns>,
+    pub(super) responses: Arc<ResponseStore>,
     tool_format: Option<ToolFormat>,
     reasoning_format: Option<ReasoningFormat>,
     /// How thoughts in that format are marked.
@@ -89,6 +91,7 @@ impl AppState {
             text,
             embeddings: None,
             reranker: None,
+            responses: Arc::default(),
             model_names: model_names.into(),
             adapters: None,
             info: Arc::default(),
@@ -285,6 +288,7 @@ impl AppState {
             waiter: Waiter::default(),
             embeddings: self.embeddings.as_ref(),
             reranker: self.reranker.as_ref(),
+            responses: &self.responses,
             tool_format: self.tool_format,
             reasoning_format: self.reasoning_format,
             thoughts: self.thoughts.as_ref(),

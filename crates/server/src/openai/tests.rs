@@ -93,6 +93,7 @@ fn with_defaults<T>(defaults: &SamplingDefaults, f: impl FnOnce(Context<'_>) -> 
         waiter: foretoken_text::grammar::Waiter::default(),
         embeddings: None,
         reranker: None,
+        responses: &Arc::default(),
     })
 }
 

@@ -11,8 +11,8 @@ use super::request_id::X_REQUEST_ID;
 use super::server_info::ServerDescription;
 use super::state::{AppState, ModelObject};
 use super::{
-    adapter_routes, anthropic, embeddings, error, info, llama, ollama, rerank, responses, tei,
-    tokenize, wire,
+    RESPONSE, adapter_routes, anthropic, embeddings, error, info, llama, ollama, rerank, responses,
+    tei, tokenize, wire,
 };
 use axum::Json;
 use axum::extract::State;
@@ -193,11 +193,17 @@ impl Route {
             let content = json!({JSON: {"schema": body}});
             operation["requestBody"] = json!({"required": true, "content": content});
         }
-        if self.path.contains("{id}") {
+        let ids = [
+            ("id", "A name of the model; it may have slashes."),
+            ("response_id", "The id of a stored response."),
+        ];
+        let mut ids = ids.into_iter();
+        if let Some((name, about)) = ids.find(|(id, _)| self.path.ends_with(&format!("/{{{id}}}")))
+        {
             operation["parameters"] = json!([{
-                "name": "id",
+                "name": name,
                 "in": "path",
-                "description": "A name of the model; it may have slashes.",
+                "description": about,
                 "schema": {"type": "string", "minLength": 1},
                 "required": true,
             }]);
@@ -297,11 +303,26 @@ fn generating(schemas: &mut Schemas) -> Vec<Route> {
         ),
         Route::generate(
             "/v1/responses",
-            "A response, without state.",
+            "A response.",
             response,
             schemas.of::<responses::ResponseObject>(),
         )
         .with_warning(),
+        Route::get(
+            RESPONSE,
+            "A stored response.",
+            schemas.of::<responses::ResponseObject>(),
+        )
+        .refusing(&[400, 401, 403, 404, 503]),
+        Route {
+            method: "delete",
+            ..Route::get(
+                RESPONSE,
+                "Forgets a stored response.",
+                schemas.of::<responses::DeletedResponse>(),
+            )
+        }
+        .refusing(&[401, 403, 404, 503]),
         Route::generate(
             "/v1/messages",
             "A message, in Anthropic's form.",

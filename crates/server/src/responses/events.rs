@@ -5,6 +5,7 @@ use super::object::{
     ResponseObject, ResponseUsage, Status,
 };
 use super::options::RequestEcho;
+use super::storing::Storing;
 use super::tools::ToolNames;
 use crate::blocks::{Blocks, Change, OutputBlock};
 use crate::choice::Choice;
@@ -102,6 +103,8 @@ pub(crate) struct ResponseReply {
     ids: Vec<String>,
     /// The number of the next event.
     sequence_number: Cell<u64>,
+    /// Where the response is stored at its end; `None` = it is not.
+    storing: Option<Storing>,
 }
 
 impl ResponseReply {
@@ -114,7 +117,13 @@ impl ResponseReply {
             blocks: Blocks::default(),
             ids: Vec::new(),
             sequence_number: Cell::default(),
+            storing: None,
         }
+    }
+
+    /// Sets where the response is stored at its end.
+    pub(super) fn storing(self, storing: Option<Storing>) -> Self {
+        Self { storing, ..self }
     }
 
     /// The stream of a response whose request is refused. Some clients read why only in a stream, and only of some errors.
@@ -152,17 +161,22 @@ impl ResponseReply {
         }
     }
 
+    /// The response at its end, which is then stored.
     fn finished(&self, choices: &[Choice]) -> ResponseObject<'_> {
         let status = self.status();
         let is_whole = status == Status::Completed;
         let reason = "max_output_tokens";
-        ResponseObject {
+        let response = ResponseObject {
             completed_at: is_whole.then(now),
             incomplete_details: (!is_whole).then_some(Incomplete { reason }),
             output: self.items(),
             usage: Some(self.usage(choices)),
             ..self.unfinished(status)
+        };
+        if let Some(storing) = &self.storing {
+            storing.store(&response);
         }
+        response
     }
 
     /// Returns the status with which the response ended.

@@ -4,14 +4,21 @@ use super::tools::{PlacedTool, ResponseTool, shown_name};
 use crate::content::{ContentPart, TextOr};
 use crate::conversation::{ChatMessage, MessageCall};
 use crate::custom_tool::arguments;
-use crate::object;
+use crate::object::{self, JsonObject};
 use crate::others::{OtherKey, given, refuse_inapplicable};
-use crate::wire::{required, wrong};
-use foretoken_core::error::{FieldPath, Result};
+use crate::stored::Items;
+use crate::wire::{self, required, wrong};
+use foretoken_core::error::{Error, FieldPath, Result};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde_json::{Map, Value};
+use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Map, Value, json};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// The field with the items.
+const FIELD: &str = "input";
 
 /// The names under which a model sees earlier calls of a shell, and searches for tools.
 const LOCAL_SHELL: &str = "local_shell";
@@ -48,10 +55,9 @@ pub(crate) struct InputItem {
     output: Option<Value>,
     /// What reasoning is shown by where it has no text.
     summary: Option<Value>,
-    /// What a response told of the item.
-    #[serde(rename = "id")]
-    #[schemars(skip)]
-    _id: Option<IgnoredAny>,
+    /// What a response told of the item. Of a reference: which item it stands for.
+    #[schemars(with = "Option<String>")]
+    id: Option<Value>,
     #[serde(rename = "status")]
     #[schemars(skip)]
     _status: Option<IgnoredAny>,
@@ -113,6 +119,27 @@ enum InputRole {
 }
 
 impl InputItem {
+    /// An item of a stored conversation.
+    ///
+    /// # Errors
+    /// `Internal`: it was read before.
+    pub(super) fn of_stored(item: &RawValue) -> Result<Self> {
+        let read = serde_json::from_str(item.get());
+        read.map_err(|e| Error::internal(format!("a stored item: {e}")))
+    }
+
+    /// The id of the item that this one refers to.
+    fn reference(&self) -> Option<&str> {
+        let id = self.id.as_ref().and_then(Value::as_str);
+        id.filter(|_| self.kind == Some(InputItemKind::ItemReference))
+    }
+
+    /// The item itself, or the one that it refers to, if `stored` has that.
+    fn resolved(self, stored: impl Fn(&str) -> Option<Arc<RawValue>>) -> Result<Self> {
+        let found = self.reference().and_then(stored);
+        found.map_or(Ok(self), |item| Self::of_stored(&item))
+    }
+
     /// Refuses what belongs to items of other types. Further keys of reasoning tell how a client shows it, and ask for
     /// nothing; those of what is left out may be any.
     fn check(&self, at: &FieldPath, kind: InputItemKind) -> Result<()> {
@@ -184,29 +211,81 @@ pub(super) struct Conversation {
     thoughts: Vec<String>,
 }
 
-/// The conversation of `instructions` and `input`, a text or a list of items.
+/// The conversation of `instructions`, the items of an earlier response, and `input`, a text or a list of items, which may
+/// refer to those that `stored` has.
 ///
 /// # Errors
 /// `Invalid`, naming the item.
 pub(super) fn conversation(
     instructions: Option<String>,
+    earlier: &[Arc<RawValue>],
     input: TextOr<InputItem>,
+    stored: impl Fn(&str) -> Option<Arc<RawValue>>,
 ) -> Result<Conversation> {
-    const FIELD: &str = "input";
     let mut chat = Conversation::default();
     chat.messages
         .extend(instructions.map(|text| ChatMessage::new("system", text)));
+    for item in earlier {
+        let at = FieldPath::from("previous_response_id");
+        chat.add(&at, InputItem::of_stored(item)?)?;
+    }
     match input {
-        TextOr::Text(text) => chat.messages.push(ChatMessage::new("user", text)),
+        TextOr::Text(text) => chat.other(ChatMessage::new("user", text)),
         TextOr::List(items) if items.is_empty() => return wrong(FIELD, "must not be empty"),
         TextOr::List(items) => {
+            let mut references = HashSet::new();
             for (i, item) in items.into_iter().enumerate() {
-                chat.add(&FieldPath::from(FIELD).index(i), item)?;
+                let at = FieldPath::from(FIELD).index(i);
+                // Otherwise a short body could be a conversation of any length.
+                let id = item.reference();
+                if id.is_some_and(|id| !references.insert(id.to_owned())) {
+                    return wrong(
+                        at.key("id"),
+                        "must not be that of another reference: leave it out",
+                    );
+                }
+                chat.add(&at, item.resolved(&stored)?)?;
             }
         }
     }
     chat.end_turn();
     Ok(chat)
+}
+
+/// The items of a body as they are stored, without references to others.
+///
+/// # Errors
+/// `Invalid`, naming the field.
+pub(super) fn raw_items(
+    body: &[u8],
+    stored: impl Fn(&str) -> Option<Arc<RawValue>>,
+) -> Result<Items> {
+    #[derive(Deserialize)]
+    struct Asked {
+        input: Option<TextOr<Value>>,
+    }
+    let body = JsonObject::parse(body, &[wire::names::<Asked>()])?;
+    let items = match required(FIELD, body.fields::<Asked>()?.input)? {
+        TextOr::Text(text) => vec![json!({"role": "user", "content": text})],
+        TextOr::List(items) => items,
+    };
+    let raw = |(i, item): (usize, &Value)| {
+        if item["type"] == "item_reference" {
+            let found = item["id"].as_str().and_then(&stored);
+            return found.map_or_else(|| not_stored(&FieldPath::from(FIELD).index(i)), Ok);
+        }
+        let raw = to_raw_value(item).map(Arc::<RawValue>::from);
+        raw.map_err(|e| Error::internal(format!("an item: {e}")))
+    };
+    items.iter().enumerate().map(raw).collect()
+}
+
+/// The error of a reference to what is not stored, or no longer.
+fn not_stored<T>(at: &FieldPath) -> Result<T> {
+    wrong(
+        at.key("id"),
+        "must be the id of an item of a stored response: send the item itself",
+    )
 }
 
 impl Conversation {
@@ -317,12 +396,7 @@ impl Conversation {
                     "must not be compaction_trigger, because nothing is compacted here: ask for a summary in a message",
                 );
             }
-            InputItemKind::ItemReference => {
-                return wrong(
-                    at.key("type"),
-                    "must not be item_reference, because no items are stored: send the item",
-                );
-            }
+            InputItemKind::ItemReference => return not_stored(at),
         }
         Ok(())
     }

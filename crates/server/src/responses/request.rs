@@ -1,13 +1,15 @@
 //! Converts the body of `/v1/responses` to a chat.
 
 use super::events::ResponseReply;
-use super::input::{InputItem, conversation};
+use super::input::{InputItem, conversation, raw_items};
 use super::options::{FlatChoice, ReasoningOptions, RequestEcho, TextOptions, Truncation};
+use super::storing::Storing;
 use super::tools::{PlacedTool, ResponseTool, tools};
 use crate::content::TextOr;
 use crate::context::Context;
 use crate::openai::{Asked, Body};
 use crate::reply::ReplyHeader;
+use crate::stored::Items;
 use crate::tool_choice::ToolMode;
 use crate::wire::{self, Common, required, wrong};
 use foretoken_core::error::{Error, FieldPath, RequestErrorKind, Result};
@@ -67,6 +69,10 @@ pub(crate) struct ResponseFields {
     #[serde(rename = "truncation")]
     _truncation: Option<Truncation>,
     metadata: Option<Map<String, Value>>,
+    /// The id of a stored response, which the conversation continues.
+    previous_response_id: Option<String>,
+    /// Whether the response is stored, which is the default.
+    store: Option<bool>,
     prompt: Option<Value>,
     logprobs: Option<Value>,
     add_special_tokens: Option<bool>,
@@ -94,7 +100,20 @@ impl Context<'_> {
         let structured = structured.with_format(format, "text.format")?;
         let input = required("input", fields.input)?;
         common.max_tokens = fields.max_output_tokens;
-        let conversation = conversation(fields.instructions, input)?;
+        let stored = |id: &str| self.responses.item(self.api_key, id);
+        let earlier = self.earlier(fields.previous_response_id.as_deref())?;
+        let conversation = conversation(fields.instructions, &earlier, input, stored)?;
+        let storing = if echo.store {
+            let mut items = earlier;
+            items.extend(raw_items(body, stored)?);
+            Some(Storing {
+                store: self.responses.clone(),
+                key: self.api_key.map(str::to_owned),
+                items,
+            })
+        } else {
+            None
+        };
         let own = fields.tools.unwrap_or_default().into_iter().enumerate();
         let own = own.map(|(i, tool)| PlacedTool {
             at: FieldPath::from("tools").index(i),
@@ -138,8 +157,28 @@ impl Context<'_> {
             Err(error) => return Err(error),
         };
         job.warnings.extend(conversation.warnings);
-        let reply = ResponseReply::new(&job.header, echo, names);
+        let reply = ResponseReply::new(&job.header, echo, names).storing(storing);
         Ok(Asked::Text(Box::new((job, reply))))
+    }
+
+    /// The conversation up to the end of the stored response `id`.
+    ///
+    /// # Errors
+    /// `Invalid`, if there is none.
+    fn earlier(&self, id: Option<&str>) -> Result<Items> {
+        let Some(id) = id else {
+            return Ok(Items::new());
+        };
+        let found = self.responses.items(self.api_key, id);
+        found.map_or_else(
+            || {
+                wrong(
+                    "previous_response_id",
+                    "must be the id of a stored response, and this one is not, or no longer: send the whole conversation as input",
+                )
+            },
+            Ok,
+        )
     }
 }
 
@@ -192,9 +231,9 @@ fn echo(common: &Common, fields: &ResponseFields) -> RequestEcho {
         max_tool_calls: None,
         metadata: fields.metadata.clone().unwrap_or_default(),
         parallel_tool_calls: fields.parallel_tool_calls.unwrap_or(true),
-        previous_response_id: None,
+        previous_response_id: fields.previous_response_id.clone(),
         reasoning: fields.reasoning.clone().unwrap_or_default(),
-        store: false,
+        store: fields.store.unwrap_or(true),
         temperature: common.temperature.unwrap_or(1.0),
         text,
         tool_choice: (fields.tool_choice.clone()).unwrap_or(FlatChoice::Mode(ToolMode::Auto)),

@@ -1,9 +1,6 @@
 use super::*;
-use crate::object::JsonObject;
 use crate::responses::tools::tools;
 use crate::tools::{Tools, name};
-use crate::wire;
-use serde_json::json;
 
 #[derive(Debug, Deserialize)]
 struct Asked {
@@ -14,7 +11,7 @@ fn read_all(instructions: Option<String>, input: &Value) -> Result<Conversation>
     let body = json!({"input": input}).to_string();
     let body = JsonObject::parse(body.as_bytes(), &[wire::names::<Asked>()])?;
     let input = required("input", body.fields::<Asked>()?.input)?;
-    conversation(instructions, input)
+    conversation(instructions, &[], input, |_| None)
 }
 
 /// The messages.
@@ -220,7 +217,7 @@ const WRONG_ITEMS: &str = r#"
 [{"role": "user"}] | input[0].content
 [{"role": "user", "content": [{"type": "input_image"}]}] | input[0].content[0].type
 [{"role": "user", "content": [{"type": "input_text"}]}] | input[0].content[0].text
-[{"type": "item_reference", "id": "x"}] | input[0].type
+[{"type": "item_reference", "id": "x"}] | input[0].id
 [{"type": "file_search_call"}] | input[0].type
 [{"type": "compaction", "encrypted_content": "x"}] | input[0].type
 [{"type": "compaction_summary", "encrypted_content": "x"}] | input[0].type
