@@ -344,7 +344,10 @@ async fn fields_of_chats_work_and_the_request_is_repeated() {
         ("store", json!(false)),
         ("truncation", json!("disabled")),
         ("include", json!(["reasoning.encrypted_content"])),
-        ("reasoning", json!({"effort": "low", "summary": "auto"})),
+        (
+            "reasoning",
+            json!({"effort": "low", "summary": "auto", "mode": "standard"}),
+        ),
         ("user", json!("me")),
         ("previous_response_id", Value::Null),
         ("parallel_tool_calls", json!(false)),
@@ -355,10 +358,12 @@ async fn fields_of_chats_work_and_the_request_is_repeated() {
     let reply = server.json(RESPONSES, &body).await;
     assert_eq!(reply["output"][0]["content"][0]["text"], "Hello ");
     assert!(reply["usage"].get("speculative_decoding").is_none());
-    let keys = "instructions metadata parallel_tool_calls top_p truncation reasoning";
+    let keys = "instructions metadata parallel_tool_calls top_p truncation";
     for key in keys.split(' ') {
         assert_eq!(reply[key], body[key], "{key}");
     }
+    let shown = json!({"effort": "low", "summary": "auto"});
+    assert_eq!(reply["reasoning"], shown);
     server.done().await;
 }
 

@@ -22,6 +22,7 @@ n = 2 | n
 top_logprobs = 2 | top_logprobs
 include = ["message.output_text.logprobs"] | include[0]
 reasoning = {"summary": "long"} | reasoning.summary
+reasoning = {"mode": "pro"} | reasoning.mode
 response_format = {"type": "json_object"} | response_format
 max_output_tokens = 0 | max_output_tokens
 max_output_tokens = "many" | max_output_tokens

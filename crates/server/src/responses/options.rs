@@ -29,6 +29,9 @@ pub(super) struct ReasoningOptions {
     pub summary: Option<String>,
     #[serde(skip_serializing)]
     pub generate_summary: Option<String>,
+    /// Whether several answers are made of which the best is shown (`pro`), which this server does not do.
+    #[serde(skip_serializing)]
+    pub mode: Option<String>,
     /// Which earlier thoughts the model is to see: those that the chat template shows.
     #[serde(rename = "context", skip_serializing)]
     #[schemars(skip)]

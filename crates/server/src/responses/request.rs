@@ -212,6 +212,10 @@ fn check_absent(common: &Common, fields: &ResponseFields) -> Result<()> {
     let reasoning = fields.reasoning.as_ref();
     let summary = reasoning.and_then(|asked| asked.summary.as_deref());
     let generated = reasoning.and_then(|asked| asked.generate_summary.as_deref());
+    let mode = reasoning.and_then(|asked| asked.mode.as_deref());
+    if mode.is_some_and(|mode| mode != "standard") {
+        return refused("reasoning.mode", "leave it out or set it to \"standard\"");
+    }
     for (name, wanted) in [("summary", summary), ("generate_summary", generated)] {
         if wanted.is_some_and(|wanted| !SUMMARIES.contains(&wanted)) {
             let field = format!("reasoning.{name}");
