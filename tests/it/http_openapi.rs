@@ -146,6 +146,8 @@ const ASKED: &str = r#"
 200 | /v1/responses | {"input": "hi", "max_output_tokens": 4}
 200 | /v1/responses | {"input": TURNS, "max_output_tokens": 4}
 400 | /v1/responses | {}
+200 | /v1/responses/input_tokens | {"input": "hi"}
+400 | /v1/responses/input_tokens | {}
 200 | /v1/messages | {"messages": TURNS, "max_tokens": 4}
 400 | /v1/messages | {"messages": TURNS}
 404 | /v1/messages | {"messages": TURNS, "max_tokens": 4, "model": "b"}

@@ -379,6 +379,13 @@ async fn stored_responses_are_told_again_continued_and_deleted() {
     let more = json!({"input": "And?", "temperature": 0, "previous_response_id": id});
     let second = server.json(RESPONSES, &more).await;
     assert_eq!(second["previous_response_id"], id);
+    let counted = format!("{RESPONSES}/input_tokens");
+    let counted = server.json(&counted, &more).await;
+    let tokens = &second["usage"]["input_tokens"];
+    assert_eq!(
+        counted,
+        json!({"object": "response.input_tokens", "input_tokens": tokens})
+    );
     let user = |text: &str| json!({"role": "user", "content": text});
     let message = &first["output"][0];
     let reference = json!({"type": "item_reference", "id": message["id"]});

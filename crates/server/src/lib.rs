@@ -130,6 +130,7 @@ fn routes() -> Vec<(Method, &'static str, MethodRouter<AppState>)> {
     let response = asking::<Refused, _>(|context, body| context.response(body));
     let message = generating::<Failure, _>(|context, body| context.message(body));
     let count_tokens = reading::<Failure, _>(|context, body| context.message_tokens(body));
+    let input_tokens = reading::<Refused, _>(|context, body| context.response_tokens(body));
     let infill = generating::<Refused, _>(|context, body| context.infill(body));
     let apply_template = reading::<Refused, _>(|context, body| context.apply_template(body));
     let tokenize = reading::<Refused, _>(|context, body| context.tokenize(body));
@@ -142,6 +143,7 @@ fn routes() -> Vec<(Method, &'static str, MethodRouter<AppState>)> {
         (POST, "/v1/rerank", post(rerank::rerank)),
         (POST, "/v1/score", post(rerank::score)),
         (POST, "/v1/responses", response),
+        (POST, "/v1/responses/input_tokens", input_tokens),
         (GET, RESPONSE, get(responses::stored)),
         (Method::DELETE, RESPONSE, delete(responses::delete)),
         (POST, "/v1/messages", message),

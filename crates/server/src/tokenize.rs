@@ -3,6 +3,7 @@
 use super::context::Context;
 use super::headers::Warned;
 use super::object::{JsonObject, read_body};
+use super::openai::Body;
 use super::prompt::WantedTokens;
 use super::thinking::ThinkingFields;
 use super::tools::Tools;
@@ -63,6 +64,24 @@ impl Context<'_> {
             tokens,
         };
         Ok(Warned { answer, warnings })
+    }
+
+    /// The number of tokens of a chat's prompt, and what was left out of it.
+    ///
+    /// # Errors
+    /// `Invalid` or `NotFound`, naming the field.
+    pub(super) fn chat_tokens(&self, chat: Body<wire::ChatFields>) -> Result<(usize, Vec<String>)> {
+        self.model(chat.common.model.as_deref())?;
+        let mut fields = chat.fields;
+        let end = fields.prompt_end();
+        let thinking = ThinkingFields::of_chat(&mut fields);
+        let tools = Tools::read(fields.tools, fields.tool_choice)?;
+        let messages = fields.messages.unwrap_or_default();
+        let thinking = self.thinking(thinking)?;
+        let chat = self.chat_prompt(messages, &tools.list, end, thinking.variables)?;
+        let special = fields.add_special_tokens.unwrap_or(false);
+        let ids = self.encode_chat(&chat.prompt, special, WantedTokens::Counted)?;
+        Ok((ids.len(), tools.warnings))
     }
 
     /// The text of the token ids in `body`.

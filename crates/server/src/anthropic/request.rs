@@ -8,11 +8,9 @@ use crate::context::Context;
 use crate::headers::Warned;
 use crate::openai::{Body, Job};
 use crate::others::NoOthers;
-use crate::prompt::WantedTokens;
 use crate::structured::FlatFormat;
-use crate::thinking::ThinkingFields;
 use crate::tool_choice::{ToolChoice, ToolMode};
-use crate::tools::{Function, Tool, Tools};
+use crate::tools::{Function, Tool};
 use crate::wire::{self, ThinkingField, required, wrong};
 use foretoken_core::error::{FieldPath, Result};
 use schemars::JsonSchema;
@@ -128,21 +126,9 @@ impl Context<'_> {
     /// The errors of [`Context::message`].
     pub fn message_tokens(&self, body: &[u8]) -> Result<Warned<TokenCount>> {
         let (chat, left_out) = self.message_chat(body)?;
-        self.model(chat.common.model.as_deref())?;
-        let mut fields = chat.fields;
-        let end = fields.prompt_end();
-        let thinking = ThinkingFields::of_chat(&mut fields);
-        let read = Tools::read(fields.tools, fields.tool_choice).and_then(|tools| {
-            let messages = fields.messages.unwrap_or_default();
-            let thinking = self.thinking(thinking)?;
-            let chat = self.chat_prompt(messages, &tools.list, end, thinking.variables)?;
-            Ok((chat.prompt, tools.warnings))
-        });
-        let (prompt, mut warnings) = read.map_err(|e| e.renamed(&NAMES))?;
+        let counted = self.chat_tokens(chat);
+        let (input_tokens, mut warnings) = counted.map_err(|e| e.renamed(&NAMES))?;
         warnings.extend(left_out);
-        let input_tokens = self
-            .encode_chat(&prompt, false, WantedTokens::Counted)?
-            .len();
         let answer = TokenCount { input_tokens };
         Ok(Warned { answer, warnings })
     }

@@ -304,8 +304,15 @@ fn generating(schemas: &mut Schemas) -> Vec<Route> {
         Route::generate(
             "/v1/responses",
             "A response.",
-            response,
+            response.clone(),
             schemas.of::<responses::ResponseObject>(),
+        )
+        .with_warning(),
+        Route::post(
+            "/v1/responses/input_tokens",
+            "The number of tokens that a response's prompt has.",
+            response,
+            schemas.of::<responses::InputTokenCount>(),
         )
         .with_warning(),
         Route::get(

@@ -138,7 +138,7 @@ fn headers_are_told_of_the_routes_that_send_them() {
         /v1/responses";
     assert_eq!(with(&MAX_TOKENS).join(" "), generating);
     let with_tools = "/api/chat /apply-template /tokenize /v1/chat/completions /v1/messages \
-        /v1/messages/count_tokens /v1/responses";
+        /v1/messages/count_tokens /v1/responses /v1/responses/input_tokens";
     assert_eq!(with(&WARNING).join(" "), with_tools);
     assert_eq!(with(&X_REQUEST_ID).len(), paths.len());
 }

@@ -12,5 +12,5 @@ mod tools;
 pub(super) use events::{FailedEvent, has_route};
 pub(super) use object::ResponseObject;
 pub(super) use options::FlatChoice;
-pub(super) use request::ResponseFields;
+pub(super) use request::{InputTokenCount, ResponseFields};
 pub(super) use routes::{DeletedResponse, delete, stored};

@@ -4,9 +4,10 @@ use super::events::ResponseReply;
 use super::input::{InputItem, conversation, raw_items};
 use super::options::{FlatChoice, ReasoningOptions, RequestEcho, TextOptions, Truncation};
 use super::storing::Storing;
-use super::tools::{PlacedTool, ResponseTool, tools};
+use super::tools::{PlacedTool, ResponseTool, ToolNames, tools};
 use crate::content::TextOr;
 use crate::context::Context;
+use crate::headers::Warned;
 use crate::openai::{Asked, Body};
 use crate::reply::ReplyHeader;
 use crate::stored::Items;
@@ -14,7 +15,7 @@ use crate::tool_choice::ToolMode;
 use crate::wire::{self, Common, required, wrong};
 use foretoken_core::error::{Error, FieldPath, RequestErrorKind, Result};
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// The names of fields in chats, with their names in this API.
@@ -82,12 +83,83 @@ pub(crate) struct ResponseFields {
     thinking_token_budget: Option<i64>,
 }
 
+/// A body as a chat, and what its response needs besides.
+struct ResponseChat {
+    chat: Body<wire::ChatFields>,
+    /// The items of the response that it continues.
+    earlier: Items,
+    echo: RequestEcho,
+    names: ToolNames,
+    /// What was left out.
+    warnings: Vec<String>,
+}
+
+/// The answer of `/v1/responses/input_tokens`.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "ResponseInputTokens")]
+pub(crate) struct InputTokenCount {
+    #[schemars(extend("const" = "response.input_tokens"))]
+    object: &'static str,
+    input_tokens: usize,
+}
+
 impl Context<'_> {
     /// Reads the body of `/v1/responses`.
     ///
     /// # Errors
     /// `Invalid` or `NotFound`, naming the field; `ContextLengthExceeded`, if no stream can say so.
     pub fn response(&self, body: &[u8]) -> Result<Asked<ResponseReply>> {
+        let ResponseChat {
+            chat,
+            earlier,
+            echo,
+            names,
+            warnings,
+        } = self.response_chat(body)?;
+        let storing = echo.store.then(|| self.storing(earlier, body));
+        let storing = storing.transpose()?;
+        let (model, streams) = (chat.common.model.clone(), chat.common.stream == Some(true));
+        let mut job = match self.chat_job(chat).map_err(|e| e.renamed(&NAMES)) {
+            Ok(job) => job,
+            // Codex shortens its history only if an event of a stream says so.
+            Err(
+                error @ Error::Request {
+                    kind: RequestErrorKind::ContextLengthExceeded,
+                    ..
+                },
+            ) if streams => {
+                let header = ReplyHeader::without_prompt(self.model(model.as_deref())?.name);
+                let reply = ResponseReply::new(&header, echo, names);
+                return Ok(Asked::Known(Box::new(reply.refused(&error))));
+            }
+            Err(error) => return Err(error),
+        };
+        job.warnings.extend(warnings);
+        let reply = ResponseReply::new(&job.header, echo, names).storing(storing);
+        Ok(Asked::Text(Box::new((job, reply))))
+    }
+
+    /// The number of tokens of the prompt for the body of `/v1/responses/input_tokens`.
+    ///
+    /// # Errors
+    /// The errors of [`Context::response`].
+    pub fn response_tokens(&self, body: &[u8]) -> Result<Warned<InputTokenCount>> {
+        let ResponseChat { chat, warnings, .. } = self.response_chat(body)?;
+        let counted = self.chat_tokens(chat);
+        let (input_tokens, mut all) = counted.map_err(|e| e.renamed(&NAMES))?;
+        all.extend(warnings);
+        let answer = InputTokenCount {
+            object: "response.input_tokens",
+            input_tokens,
+        };
+        Ok(Warned {
+            answer,
+            warnings: all,
+        })
+    }
+
+    /// The chat that a body is.
+    fn response_chat(&self, body: &[u8]) -> Result<ResponseChat> {
         let Body {
             mut common,
             fields,
@@ -103,17 +175,6 @@ impl Context<'_> {
         let stored = |id: &str| self.responses.item(self.api_key, id);
         let earlier = self.earlier(fields.previous_response_id.as_deref())?;
         let conversation = conversation(fields.instructions, &earlier, input, stored)?;
-        let storing = if echo.store {
-            let mut items = earlier;
-            items.extend(raw_items(body, stored)?);
-            Some(Storing {
-                store: self.responses.clone(),
-                key: self.api_key.map(str::to_owned),
-                items,
-            })
-        } else {
-            None
-        };
         let own = fields.tools.unwrap_or_default().into_iter().enumerate();
         let own = own.map(|(i, tool)| PlacedTool {
             at: FieldPath::from("tools").index(i),
@@ -140,25 +201,23 @@ impl Context<'_> {
             structured,
         };
         chat.common.refuse_chunk_options()?;
-        let (model, streams) = (chat.common.model.clone(), chat.common.stream == Some(true));
-        let mut job = match self.chat_job(chat).map_err(|e| e.renamed(&NAMES)) {
-            Ok(job) => job,
-            // Codex shortens its history only if an event of a stream says so.
-            Err(
-                error @ Error::Request {
-                    kind: RequestErrorKind::ContextLengthExceeded,
-                    ..
-                },
-            ) if streams => {
-                let header = ReplyHeader::without_prompt(self.model(model.as_deref())?.name);
-                let reply = ResponseReply::new(&header, echo, names);
-                return Ok(Asked::Known(Box::new(reply.refused(&error))));
-            }
-            Err(error) => return Err(error),
-        };
-        job.warnings.extend(conversation.warnings);
-        let reply = ResponseReply::new(&job.header, echo, names).storing(storing);
-        Ok(Asked::Text(Box::new((job, reply))))
+        Ok(ResponseChat {
+            chat,
+            earlier,
+            echo,
+            names,
+            warnings: conversation.warnings,
+        })
+    }
+
+    /// Where the response to `body` is stored, after the items of an earlier one.
+    fn storing(&self, mut items: Items, body: &[u8]) -> Result<Storing> {
+        items.extend(raw_items(body, |id| self.responses.item(self.api_key, id))?);
+        Ok(Storing {
+            store: self.responses.clone(),
+            key: self.api_key.map(str::to_owned),
+            items,
+        })
     }
 
     /// The conversation up to the end of the stored response `id`.
