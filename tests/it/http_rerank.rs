@@ -271,6 +271,24 @@ async fn a_model_that_answers_ranks_by_the_probability_of_yes() {
     }
 }
 
+/// As Text Embeddings Inference has it. The question is never cut off.
+#[tokio::test]
+async fn the_ends_of_documents_that_do_not_fit_are_cut_off_if_that_is_asked_for() {
+    let server = judge(PLAIN, true).await;
+    let long = "a".repeat(MAX_LEN);
+    let mut body = json!({"query": "Where?", "texts": [long, "Paris."]});
+    let refused = server.post(RERANK, &body).await;
+    let refused = error(refused, 400, "context_length_exceeded").await;
+    assert_eq!(refused["param"], "texts");
+    body["truncate"] = true.into();
+    let list = server.json(RERANK, &body).await;
+    assert_eq!(list.as_array().map(Vec::len), Some(2));
+    let body = json!({"query": long, "texts": ["Paris."], "truncate": true});
+    let refused = server.refused(RERANK, &body).await;
+    assert_eq!(refused["param"], "query");
+    server.done().await;
+}
+
 #[tokio::test]
 async fn a_template_with_the_roles_of_a_pair_makes_the_prompt() {
     let server = judge(PAIRS, true).await;

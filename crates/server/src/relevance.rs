@@ -385,6 +385,13 @@ impl Context<'_> {
             if over == 0 {
                 return Ok(ids);
             }
+            if left == 0 && options.cuts_ends {
+                let what = format!(
+                    "is too long: the prompt has {} tokens even without the document",
+                    ids.len()
+                );
+                return wrong("query", what);
+            }
             if left == 0 {
                 return wrong(
                     "truncate_prompt_tokens",
