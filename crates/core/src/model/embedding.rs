@@ -62,9 +62,8 @@ impl EmbeddingSpec {
         }
     }
 
-    /// The prompt that comes before texts of `kind`, which is the name of a prompt or another name of a query or a document.
-    /// It is empty for documents that have none, and for all kinds if the model has no prompts. `None` = no prompt is known
-    /// by this name.
+    /// The prompt before texts of `kind`, which is the name of a prompt or another name of a query or a document. It is empty
+    /// for documents that have none, and for all kinds if the model has no prompts. `None` = no prompt has such a name.
     pub fn prompt_of(&self, kind: &str) -> Option<&str> {
         let spelled = |name: &str| {
             let mut prompts = self.prompts.iter();
