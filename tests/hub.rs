@@ -63,12 +63,17 @@ fn models_come_from_the_hub_once() {
     let index = |first: &str, second: &str| {
         serde_json::json!({ "weight_map": { "a": first, "b": second } }).to_string()
     };
+    // A path outside the folder is left to whoever serves the model.
+    let dense = |path: &str| serde_json::json!({ "path": path, "type": "models.Dense" });
+    let modules = serde_json::json!([dense("2_Dense"), dense("../victim")]).to_string();
     let files = [
         ("config.json", "{}".to_owned()),
         ("tokenizer.json", "{ }".to_owned()),
-        ("modules.json", "[  ]".to_owned()),
+        ("modules.json", modules),
         ("1_LogitScore/config.json", "{     }".to_owned()),
         ("1_Pooling/config.json", "{   }".to_owned()),
+        ("2_Dense/config.json", "{      }".to_owned()),
+        ("2_Dense/model.safetensors", "a dense layer".to_owned()),
         (
             "additional_chat_templates/tool_use.jinja",
             "tools".to_owned(),
@@ -87,6 +92,16 @@ fn models_come_from_the_hub_once() {
     for id in ["org/evil", "org/evil-commit", "org/evil-etag", "org/stored"] {
         all.insert(format!("{id}/config.json"), "{}".into());
         all.insert(format!("{id}/model.safetensors"), "tensors".into());
+    }
+    // Its dense layer has no safetensors.
+    let pickled = serde_json::json!([dense("2_Dense")]).to_string();
+    for (name, text) in [
+        ("config.json", "{}"),
+        ("modules.json", pickled.as_str()),
+        ("2_Dense/config.json", "{}"),
+        ("model.safetensors", "tensors"),
+    ] {
+        all.insert(format!("org/pickled/{name}"), text.into());
     }
     let ggufs = [
         ("m-Q8_0.gguf", "eight"),
@@ -154,6 +169,9 @@ fn models_come_from_the_hub_once() {
     assert!(error.contains("Hub has no such model"), "{error}");
     let error = resolve("org/model", Some("v2")).unwrap_err();
     assert!(error.contains("at revision 'v2'"), "{error}");
+    let error = resolve("org/pickled", None).unwrap_err();
+    let lacked = "org/pickled: modules.json needs 2_Dense/model.safetensors, which it lacks";
+    assert!(error.contains(lacked), "{error}");
 
     // Offline, no request is sent.
     set("HF_HUB_OFFLINE", "1");

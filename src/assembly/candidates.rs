@@ -65,7 +65,7 @@ fn check(plan: &Plan, text: &Text, name: String, source: ModelSource) -> Result<
         let (_, inventory) = draft.head(kind, target)?;
         return Ok(Candidate::of(name, Some(kind), &inventory));
     }
-    let (model, inventory) = draft.model(plan.target.bytes())?;
+    let (model, inventory) = draft.model(plan.target.bytes(), |_| Ok(()))?;
     refuse_recurrent(&*model)?;
     if let Some(why) = too_large(target.info(), model.info(), name) {
         return Err(Error::setup(why));

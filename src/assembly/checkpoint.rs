@@ -297,7 +297,7 @@ mod tests {
         };
         let options = LoadOptions::of(DType::F32);
         let checkpoint = Checkpoint::find(&choice, options, Reading::Headers).unwrap();
-        let (model, inventory) = checkpoint.model(0).unwrap();
+        let (model, inventory) = checkpoint.model(0, |_| Ok(())).unwrap();
         let mut target = Target {
             checkpoint,
             model,

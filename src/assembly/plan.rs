@@ -251,6 +251,9 @@ fn embeddings(
     model: &dyn LoadedModel,
 ) -> Result<Option<EmbeddingSpec>> {
     let spec = model::embedding_spec(source, config.pooling)?;
+    if let Some(spec) = &spec {
+        spec.check(model.info().hidden_size).map_err(Error::setup)?;
+    }
     if !model.generates() && spec.is_none() {
         return Err(Error::setup(
             "the model has no output layer (lm_head), so it generates no text: for embeddings, set --pooling last or --pooling mean",

@@ -166,7 +166,13 @@ pub type Named = Vec<(String, Tensor)>;
 
 /// Writes the checkpoint of a fixture as llama.cpp's conversion would, in f32. `change` has the last word on its tensors.
 pub fn write_gguf(fixture: &Fixture, how: &Json, file: &Path, change: fn(Named) -> Named) {
-    let stored = fixture.stored();
+    write_gguf_of(&fixture.folder, how, file, change);
+}
+
+/// As [`write_gguf`], of the checkpoint in `folder`.
+pub fn write_gguf_of(folder: &Path, how: &Json, file: &Path, change: fn(Named) -> Named) {
+    let stored = folder.join("model.safetensors");
+    let stored = candle_core::safetensors::load(stored, &Device::Cpu).unwrap();
     let mut tensors = Named::new();
     let parts = how["tensors"].as_object().unwrap().iter();
     // One tensor may become several.

@@ -39,6 +39,7 @@ mod draft_vocab;
 mod drafter_panics;
 mod eagle;
 mod eagle_head;
+mod embedding_gemma;
 mod embeddings;
 mod engine;
 mod engine_end;

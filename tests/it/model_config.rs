@@ -53,7 +53,7 @@ fn the_ready_shapes_are_those_of_llama_3_2() {
 
 /// Keys beside those of a small Llama, and what errors say of them.
 const WRONG_KEYS: &str = r#"
-{"architectures": ["MambaForCausalLM"]} | only LlamaForCausalLM, MistralForCausalLM
+{"architectures": ["MambaForCausalLM"]} | only LlamaForCausalLM, 
 {"num_key_value_heads": 3} | 16 attention heads are not divisible by 3
 {"num_attention_heads": 0} | num_attention_heads is 0
 {"hidden_act": "relu"} | hidden_act "relu"

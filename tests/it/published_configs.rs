@@ -100,6 +100,51 @@ fn gemma3_is_read() {
     assert_eq!(thetas.collect::<Vec<_>>(), [local, global, local, global]);
 }
 
+/// A window has half of its tokens on either side.
+#[test]
+fn embedding_gemma_is_read() {
+    let gemma = read(json!({
+        "_sliding_window_pattern": 6, "architectures": ["Gemma3TextModel"], "model_type": "gemma3_text",
+        "attention_bias": false, "attn_logit_softcapping": null, "dtype": "float32", "eos_token_id": 1,
+        "final_logit_softcapping": null, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "max_position_embeddings": 2048, "num_attention_heads": 3, "num_key_value_heads": 1,
+        "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "rope_local_base_freq": 10000.0, "rope_scaling": null,
+        "rope_theta": 1000000.0, "sliding_window": 512, "use_bidirectional_attention": true
+    }));
+    let layers = gemma.spec.layers.iter();
+    assert!(layers.clone().all(|layer| layer.is_bidirectional));
+    let windows: Vec<_> = layers.map(|layer| layer.window).collect();
+    assert_eq!(windows, [Some(257), Some(257), Some(257), None]);
+}
+
+#[test]
+fn llama_embed_nemotron_is_read() {
+    let nemotron = json!({
+        "architectures": ["LlamaBidirectionalModel"], "model_type": "llama_bidirec", "attention_bias": false,
+        "auto_map": { "AutoModel": "llama_bidirectional_model.LlamaBidirectionalModel" }, "hidden_act": "silu",
+        "max_position_embeddings": 131072, "mlp_bias": false, "pooling": "avg", "pretraining_tp": 1,
+        "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": false,
+        "rope_scaling": {
+            "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3"
+        }
+    });
+    assert!(read(nemotron.clone()).spec.is_bidirectional());
+    let mut other = with_sizes(&nemotron);
+    other["pooling"] = json!("last");
+    assert_refused(&other, "pooling \"last\" is not supported: only \"avg\" is");
+}
+
+#[test]
+fn attention_in_both_directions_needs_attention_to_all_tokens() {
+    let config = with_sizes(&json!({
+        "architectures": ["MistralForCausalLM"], "sliding_window": 16, "max_position_embeddings": 512,
+        "is_causal": false
+    }));
+    assert_refused(&config, "is_causal false: attention in both directions");
+}
+
 #[test]
 fn smollm3_is_read() {
     let smollm3 = read(json!({

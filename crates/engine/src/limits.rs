@@ -27,7 +27,7 @@ pub struct RequestLimits {
     pub spec_length: usize,
     /// Whether the model has an output layer; without one it serves embeddings only.
     pub generates: bool,
-    /// Number of values of an embedding.
+    /// Number of values of a hidden state, of which an embedding is made.
     pub embedding_size: usize,
     /// Whether requests may have adapters.
     pub takes_adapters: bool,

@@ -55,6 +55,8 @@ pub struct Scheduler {
     pub may_be_interrupted: bool,
     max_num_seqs: usize,
     max_num_batched_tokens: usize,
+    /// Whether each text is read in one step.
+    reads_whole_texts: bool,
     limits: StepLimits,
     /// The first sequence that received no rows in the last step; it comes first in the next one.
     /// [`PROMPTS`] stands for all sequences that read their prompts; 0 means that all received
@@ -83,8 +85,18 @@ impl Scheduler {
             may_be_interrupted: false,
             max_num_seqs,
             max_num_batched_tokens,
+            reads_whole_texts: false,
             limits,
             next: 0,
+        }
+    }
+
+    /// Lets each text be read in one step, of a model whose tokens see those after them. None has more tokens than a step has
+    /// rows.
+    pub fn with_whole_texts(self, reads_whole_texts: bool) -> Self {
+        Self {
+            reads_whole_texts,
+            ..self
         }
     }
 
@@ -216,6 +228,11 @@ impl Scheduler {
     /// nobody waits for long. When the rows run out, the first sequence without any comes first in the
     /// next step, so every sequence gets its turn, prompts included.
     fn share_budget(&mut self) -> Vec<ScheduledSequence> {
+        if self.reads_whole_texts {
+            let mut share = StepRows::new(&self.running, self.max_num_batched_tokens, self.limits);
+            share.whole_texts();
+            return share.plan;
+        }
         let is_one_request = self.is_one_request();
         let running = &self.running;
         let (decoding, prompts): (Vec<usize>, Vec<usize>) =
@@ -240,12 +257,7 @@ impl Scheduler {
         if !is_undisturbed {
             self.prompt_chunk.note_others();
         }
-        let mut share = StepRows {
-            running,
-            rows: self.max_num_batched_tokens,
-            scored: self.limits.scored_rows,
-            plan: Vec::with_capacity(running.len()),
-        };
+        let mut share = StepRows::new(running, self.max_num_batched_tokens, self.limits);
         self.next = share
             .decoding(first)
             .or_else(|| share.prompts(&prompts, chunk))
@@ -290,7 +302,27 @@ struct StepRows<'a> {
     plan: Vec<ScheduledSequence>,
 }
 
-impl StepRows<'_> {
+impl<'a> StepRows<'a> {
+    /// The rows of a step of at most `rows`, none of which is assigned.
+    fn new(running: &'a [Sequence], rows: usize, limits: StepLimits) -> Self {
+        Self {
+            running,
+            rows,
+            scored: limits.scored_rows,
+            plan: Vec::with_capacity(running.len()),
+        }
+    }
+
+    /// Assigns rows to the texts that fit, the oldest first: it always fits.
+    fn whole_texts(&mut self) {
+        for index in 0..self.running.len() {
+            let pending = self.running[index].pending();
+            if pending <= self.rows {
+                self.give(index, pending);
+            }
+        }
+    }
+
     /// Assigns rows to decoding sequences in this order; returns the first one that does not fit.
     fn decoding(&mut self, indices: &[usize]) -> Option<SeqId> {
         let full = indices.iter().find(|&&index| self.give(index, 1) == 0);

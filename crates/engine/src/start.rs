@@ -107,7 +107,19 @@ pub(super) fn build(
             "the KV pool holds {pool} tokens and --max-model-len is {longest}: raise --kv-cache-memory or --num-blocks"
         )));
     }
-    let max_model_len = longest.min(pool);
+    let mut max_model_len = longest.min(pool);
+    let (reads_whole_texts, rows) = (info.is_bidirectional, options.max_num_batched_tokens);
+    if reads_whole_texts && max_model_len > rows {
+        if options.max_model_len.is_some() {
+            return Err(Error::setup(format!(
+                "--max-model-len is {longest} and --max-num-batched-tokens {rows}: this model reads each text in one step, so raise the second, or lower the first"
+            )));
+        }
+        tracing::info!(
+            "texts have up to {rows} tokens, as many as a step (--max-num-batched-tokens): this model reads each text in one step"
+        );
+        max_model_len = rows;
+    }
     if max_model_len < 2 {
         return Err(Error::setup(format!(
             "the KV pool holds {pool} tokens and a sequence may have {max_model_len}, too few for any request: raise --kv-cache-memory, --num-blocks or --max-model-len"
@@ -122,12 +134,18 @@ pub(super) fn build(
         max_waiting,
         max_prompt_tokens: pool.saturating_mul(PROMPT_POOLS).max(MIN_PROMPT_TOKENS),
         spec_length: spec.length,
-        generates: target.generates(),
+        generates: target.generates() && !reads_whole_texts,
         embedding_size: info.hidden_size,
         takes_adapters: options.max_loras > 0 && target.takes_adapters(),
     };
     options.check_disk()?;
-    let caches = !options.no_prefix_caching;
+    // What a token's keys and values are depends on those after it.
+    if reads_whole_texts && options.prefix_cache_disk.is_some() {
+        return Err(Error::setup(
+            "--prefix-cache-disk: the tokens of this model see those after them, so it has no prefixes to keep: leave it out",
+        ));
+    }
+    let caches = !options.no_prefix_caching && !reads_whole_texts;
     let mut runner = SpeculativeRunner::new(
         target,
         drafters,
@@ -181,7 +199,8 @@ pub(super) fn build(
             PromptChunk::new(options.max_prompt_wait),
             options.step_limits,
         )
-        .with_interruptions(runner.max_interruptible()),
+        .with_interruptions(runner.max_interruptible())
+        .with_whole_texts(reads_whole_texts),
         runner,
         disk,
         spec,

@@ -56,8 +56,9 @@ pub(super) struct InputOptions<'a> {
 }
 
 /// How vectors are changed before they are written.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct VectorOptions {
+    spec: EmbeddingSpec,
     dimensions: usize,
     normalize: bool,
     format: EncodingFormat,
@@ -196,9 +197,10 @@ impl EmbeddingList {
 }
 
 impl VectorOptions {
-    /// The first values of a hidden state (Matryoshka embeddings: Kusupati et al. 2022, arXiv 2205.13147),
+    /// The first values of an embedding (Matryoshka embeddings: Kusupati et al. 2022, arXiv 2205.13147),
     /// then normalized.
-    fn of(self, mut values: Vec<f32>) -> Vector {
+    fn of(&self, pooled: Vec<f32>) -> Vector {
+        let mut values = self.spec.project(pooled);
         values.truncate(self.dimensions);
         if self.normalize {
             let sum: f64 = values.iter().map(|&x| f64::from(x).powi(2)).sum();
@@ -240,7 +242,7 @@ impl Context<'_> {
             let message = "this model does not say how its hidden states become embeddings: start the server with --pooling last or --pooling mean";
             return Err(Error::request(RequestErrorKind::Invalid, None, message));
         };
-        let size = self.limits.embedding_size;
+        let size = spec.size(self.limits.embedding_size);
         // 0 is what Infinity's client sends where it wants all.
         let dimensions = fields.dimensions.filter(|count| *count > 0);
         let dimensions = within("dimensions", dimensions, 1..=size)?.unwrap_or(size);
@@ -264,6 +266,7 @@ impl Context<'_> {
             model: model.name,
             requests,
             vectors: VectorOptions {
+                spec: spec.clone(),
                 dimensions,
                 normalize: fields.normalize.unwrap_or(spec.normalize),
                 format: fields.encoding_format.unwrap_or_default(),

@@ -63,7 +63,7 @@ pub(super) struct RelevanceJob {
 /// What the requests are for.
 enum Measure {
     /// Embeddings of so many queries, and then of the documents.
-    Cosine { queries: usize },
+    Cosine { queries: usize, spec: EmbeddingSpec },
     /// The next token of each pair: yes or no.
     Answer([u32; 2]),
     /// The last hidden state of each pair.
@@ -78,16 +78,19 @@ impl RelevanceJob {
     pub async fn scores(self, state: &AppState, id: &RequestId) -> Result<Vec<f64>> {
         let _in_flight = state.load.enter();
         let mut series = Series::begin(&state.engine)?;
-        let kept = match self.measure {
-            Measure::Cosine { queries } => {
-                queries * state.engine.limits().embedding_size * size_of::<f32>()
+        let kept = match &self.measure {
+            Measure::Cosine { queries, spec } => {
+                let size = spec.size(state.engine.limits().embedding_size);
+                queries * size * size_of::<f32>()
             }
             Measure::Answer(_) | Measure::Classifier(_) => 0,
         };
         let (turns, series, requests) = (&state.embedding_turns, &mut series, self.requests);
         let _room = turns.room(kept).await?;
         match self.measure {
-            Measure::Cosine { queries } => cosines(turns, series, id, requests, queries).await,
+            Measure::Cosine { queries, spec } => {
+                cosines(turns, series, id, requests, (queries, &spec)).await
+            }
             Measure::Answer(tokens) => answers(turns, series, id, requests, tokens).await,
             Measure::Classifier(classifier) => {
                 classified(turns, series, id, requests, &classifier).await
@@ -103,16 +106,17 @@ async fn cosines(
     series: &mut Series,
     id: &RequestId,
     requests: Vec<Request>,
-    queries: usize,
+    (queries, spec): (usize, &EmbeddingSpec),
 ) -> Result<Vec<f64>> {
     let mut all: Vec<Vec<f32>> = Vec::with_capacity(queries);
     let mut scores = Vec::with_capacity(requests.len() - queries);
     let note = |computed: CollectedEvents| {
+        let embedding = spec.project(computed.embedding);
         if all.len() < queries {
-            all.push(computed.embedding);
+            all.push(embedding);
         } else {
             let query = &all[scores.len() % queries];
-            scores.push(cosine(query, &computed.embedding));
+            scores.push(cosine(query, &embedding));
         }
         Ok(())
     };
@@ -285,7 +289,10 @@ impl Context<'_> {
             model: model.name,
             tokens: requests.iter().map(|request| request.prompt.len()).sum(),
             requests,
-            measure: Measure::Cosine { queries },
+            measure: Measure::Cosine {
+                queries,
+                spec: spec.clone(),
+            },
         })
     }
 

@@ -21,6 +21,9 @@ pub struct ModelInfo {
     /// The id that stands for tokens to guess, if the model was trained to guess several in one forward (PARD, An et al.
     /// 2025, arXiv 2504.18583): a row after `i` of them predicts the token `i` places further.
     pub mask_token: Option<u32>,
+    /// Whether a token sees those after it, too. Then a text is read whole, in one forward, and its hidden states are all that
+    /// it gives: it has no next token.
+    pub is_bidirectional: bool,
     /// For each layer with experts: the number of its experts, and the number of them that a token uses.
     pub experts: Vec<(usize, usize)>,
     /// Multiplications of a token's forward, about.
@@ -105,7 +108,8 @@ pub type Draw<'a> = dyn FnMut(&ForwardOutput, Option<&Tensor>) -> Result<Tensor>
 /// `forward` first writes the K and V of every row to its slot, then attends: each row sees its
 /// span's context and the rows of its span that the mask allows. It touches no other slot. A row's
 /// logits depend only on its own sequence, bit for bit: neither on the other spans nor on how the
-/// sequence was divided into forwards (docs/cuda.md says when this holds on a GPU).
+/// sequence was divided into forwards (docs/cuda.md says when this holds on a GPU). Only a text that is read in both directions
+/// must not be divided ([`ModelInfo::is_bidirectional`]).
 pub trait Model: Send {
     /// What the engine knows of this model.
     fn info(&self) -> &ModelInfo;
@@ -124,7 +128,8 @@ pub trait Model: Send {
         KvStore::new(self.kv_shape(), num_blocks, block_size, self.device())
     }
 
-    /// Whether it has an output layer. Without one it computes hidden states, and no logits.
+    /// Whether it has an output layer. Without one, as a [bidirectional](ModelInfo::is_bidirectional) one, it computes hidden
+    /// states, and no logits.
     fn generates(&self) -> bool {
         true
     }

@@ -9,7 +9,7 @@ pub mod toy;
 
 pub use adapter::{Adapter, AdapterLoader, AdapterRows};
 pub use batch::{Batch, MAX_TREE_NODES, MaskedBlock, Taps, is_chain};
-pub use embedding::{EmbeddingSpec, Pooling};
+pub use embedding::{DenseActivation, DenseLayer, EmbeddingSpec, Pooling};
 pub use foretoken_kernels::{KeptState, Span, StateRows, StateStart};
 pub use interface::{
     DepthRates, DraftNetwork, Draw, ForwardOutput, GiveUp, Head, Model, ModelInfo, PathOutput,

@@ -276,6 +276,23 @@ fn prompts_keep_nobody_waiting() {
     );
 }
 
+/// Texts that must not be divided: those that fit are read together, the oldest among them, and nobody starves.
+#[test]
+fn whole_texts_are_not_divided() {
+    let mut schedule = Schedule::new(100);
+    schedule.scheduler.reads_whole_texts = true;
+    for len in [60, 50, 100, 40, 1, 60] {
+        schedule.request(1, len, 0);
+    }
+    for want in [&[60, 40][..], &[50, 1], &[100], &[60]] {
+        let plan = schedule.step();
+        let rows: Vec<usize> = plan.iter().map(|turn| turn.rows).collect();
+        assert_eq!(rows, want);
+        assert!(!schedule.scheduler.may_be_interrupted);
+    }
+    schedule.finish();
+}
+
 /// While nothing decodes, prompts that fit a chunk are read in one step; a longer one among them is not.
 #[test]
 fn short_prompts_alone_are_read_together() {

@@ -210,10 +210,14 @@ impl Writer<'_, '_> {
         let AttentionParams {
             scale,
             window,
+            bidirectional,
             soft_cap,
             sinks,
         } = layer.attention;
         layer.attention.check(heads)?;
+        if bidirectional {
+            candle_core::bail!("attention to later rows");
+        }
         let slots = layer.pool.0.dim(0)?;
         let mut pool = |tensor| self.vector(tensor, slots * kv_heads * head_dim);
         let (k, v) = (pool(&layer.pool.0)?, pool(&layer.pool.1)?);

@@ -284,6 +284,9 @@ impl<'a> Args<'a> {
 
 /// Adds what makes up the kernels' `Scores`. Windows are counted in i32, as positions are.
 fn add_params<'l>(launch: Launch<'l>, params: AttentionParams<'_>) -> Result<Launch<'l>> {
+    if params.bidirectional {
+        candle_core::bail!("paged-attention: a GPU has no attention to later rows");
+    }
     let all = i32::MAX as usize;
     launch
         .float(params.scale)

@@ -10,6 +10,9 @@ pub struct AttentionParams<'a> {
     /// Number of keys up to its own position that a row sees, at least 1; `None` = all. A row of a tree has
     /// the position after its ancestors.
     pub window: Option<usize>,
+    /// Whether a row of a causal span sees the rows of its span after it, too: as many as before it, with a window. A span is
+    /// a whole text then. Only the CPU computes it.
+    pub bidirectional: bool,
     /// Scores become `cap * tanh(score / cap)`, with a cap above 0.
     pub soft_cap: Option<f32>,
     /// `[heads]` f32: a further score of each head's softmax, without a value (Xiao et al. 2023, "Efficient
@@ -23,6 +26,7 @@ impl AttentionParams<'_> {
         Self {
             scale,
             window: None,
+            bidirectional: false,
             soft_cap: None,
             sinks: None,
         }

@@ -51,6 +51,8 @@ pub(super) struct Item<'a> {
     pub kv_head: usize,
     /// Maximum number of keys up to its own that a row sees.
     window: usize,
+    /// Maximum number of keys after its own that a row of a causal span sees of that span.
+    ahead: usize,
     /// Number of keys that no row sees, because they are before all windows.
     hidden: usize,
     /// Chunks from that of the first key that a row sees to that of the last, at least one.
@@ -82,8 +84,13 @@ pub(super) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// `window` is the maximum number of keys up to its own that a row sees.
-    pub fn new(spans: &'a [Span], dims: Dims, window: usize, threads: usize) -> Self {
+    /// `window` is the maximum number of keys up to its own that a row sees, and `ahead` that of the keys after it.
+    pub fn new(
+        spans: &'a [Span],
+        dims: Dims,
+        (window, ahead): (usize, usize),
+        threads: usize,
+    ) -> Self {
         let all: usize = spans.iter().map(|span| span.rows.len()).sum();
         // Eight tasks or more for each thread, if there are enough queries.
         let share = all * dims.heads / (8 * threads);
@@ -98,7 +105,8 @@ impl<'a> Plan<'a> {
             for start in (0..span.rows.len()).step_by(rows) {
                 let rows = start..span.rows.len().min(start + rows);
                 items.extend(
-                    (0..dims.kv_heads).map(|kv_head| Item::new(span, &rows, window, kv_head)),
+                    (0..dims.kv_heads)
+                        .map(|kv_head| Item::new(span, &rows, (window, ahead), kv_head)),
                 );
             }
         }
@@ -138,12 +146,18 @@ impl<'a> Plan<'a> {
 }
 
 impl<'a> Item<'a> {
-    fn new(span: &'a Span, rows: &Range<usize>, window: usize, kv_head: usize) -> Self {
+    fn new(
+        span: &'a Span,
+        rows: &Range<usize>,
+        (window, ahead): (usize, usize),
+        kv_head: usize,
+    ) -> Self {
         let mut item = Self {
             span,
             rows: rows.clone(),
             kv_head,
             window,
+            ahead,
             hidden: 0,
             chunks: 0..0,
             split: None,
@@ -172,8 +186,13 @@ impl<'a> Item<'a> {
     /// Number of keys up to the last that a row of the item sees.
     fn keys_of(&self, row: usize) -> usize {
         let row = self.rows.start + row;
-        let tree = self.span.tree.as_ref();
-        self.span.context + tree.map_or(row + 1, |tree| tree[row].count_ones() as usize)
+        let own = match &self.span.tree {
+            None => (row + 1)
+                .saturating_add(self.ahead)
+                .min(self.span.rows.len()),
+            Some(tree) => tree[row].count_ones() as usize,
+        };
+        self.span.context + own
     }
 
     /// Number of keys before the window of a row of the item, which ends at the row's position: in a tree, that

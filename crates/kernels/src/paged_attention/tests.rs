@@ -259,6 +259,38 @@ fn see_later_rows<E: Sample>() {
     }
 }
 
+/// Rows of a whole text that see those after them, within a window on either side or all.
+#[test]
+fn rows_see_a_whole_text() {
+    see_a_whole_text::<f32>();
+    see_a_whole_text::<f16>();
+    see_a_whole_text::<bf16>();
+    see_a_whole_text::<u8>();
+}
+
+fn see_a_whole_text<E: Sample>() {
+    for (len, group, window) in [
+        (1, 1, None),
+        (9, 3, None),
+        (CHUNK + 70, 3, None),
+        (CHUNK + 70, 1, Some(7)),
+        (3 * CHUNK + 5, 3, Some(CHUNK + 9)),
+        (3 * CHUNK, 8, Some(1)),
+    ] {
+        let form = Form {
+            window,
+            bidirectional: true,
+            ..Form::default()
+        };
+        let case = Case::<E>::new(len, len, group, 64).with(form);
+        for isa in Isa::available() {
+            case.check(isa);
+            let one = bits(case.run(isa, 1, 0..len, None));
+            assert_eq!(bits(case.run(isa, 16, 0..len, None)), one, "{isa:?}");
+        }
+    }
+}
+
 /// What a row does not see changes nothing, whatever it is: the next token's value may be infinite.
 #[test]
 fn hidden_values_do_not_matter() {

@@ -40,6 +40,16 @@ pub fn defaults3(keys: &mut Keys) {
     defaults(keys);
 }
 
+/// EmbeddingGemma is a Gemma 3. Its GGUF files do not say what makes it another one.
+pub fn embedding_defaults(keys: &mut Keys) {
+    defaults3(keys);
+    if keys.is_gguf() {
+        keys.set("use_bidirectional_attention", true);
+        // The tensors tell it, too.
+        keys.ignore("dense_2_feat_in dense_2_feat_out dense_3_feat_in dense_3_feat_out");
+    }
+}
+
 pub fn gemma(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let rope = rope(keys, shape)?;
     let layer = layer(keys, shape, rope)?;
@@ -64,12 +74,18 @@ pub fn gemma2(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> 
 }
 
 /// A Gemma 3 model has windows on five of six layers, which have their own position embedding. It has norms before and
-/// after attention and MLP, and norms of heads.
+/// after attention and MLP, and norms of heads. In EmbeddingGemma, a window has half of its tokens on either side.
 pub fn gemma3(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let (full, sliding) = ropes_by_kind(keys, shape, 1e6, Some(1e4))?;
+    let is_bidirectional = keys.flag("use_bidirectional_attention")?.unwrap_or(false);
+    let window = keys.peek("sliding_window").as_u64();
+    if let Some(window) = window.filter(|&window| is_bidirectional && window > 0) {
+        keys.set("sliding_window", window / 2 + 1);
+    }
     let layer = LayerSpec {
         norms: AROUND,
         qk_norm: Some(QkNorm::Head),
+        is_bidirectional,
         attention_scale: attention_scale(keys, shape, 62)?,
         ..layer(keys, shape, full.clone())?
     };

@@ -36,6 +36,17 @@ pub fn llama(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     }
 }
 
+/// Sets what NVIDIA's class of embedding models assumes.
+pub fn bidirectional_defaults(keys: &mut Keys) {
+    keys.set("is_causal", false);
+}
+
+/// A Llama for embeddings. The pooling that `modules.json` or `--pooling` says must be the class's.
+pub fn bidirectional(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
+    keys.only("pooling", "avg")?;
+    llama(keys, shape)
+}
+
 /// Sets what the classes of Mistral and Ministral assume.
 pub fn mistral_defaults(keys: &mut Keys) {
     keys.default("sliding_window", 4096);

@@ -101,6 +101,8 @@ macro_rules! architectures {
 
 pub const ARCHITECTURES: &[Architecture] = architectures! {
     "llama" "LlamaForCausalLM" llama::llama;
+    // Embedding models of NVIDIA.
+    "llama_bidirec" "LlamaBidirectionalModel" llama::bidirectional, in_gguf None, with llama::bidirectional_defaults;
     // In GGUF files it is a Llama.
     "mistral" "MistralForCausalLM" llama::mistral, in_gguf None, with llama::mistral_defaults;
     "ministral" "MinistralForCausalLM" llama::mistral, in_gguf None, with llama::mistral_defaults;
@@ -119,6 +121,8 @@ pub const ARCHITECTURES: &[Architecture] = architectures! {
     "gemma" "GemmaForCausalLM" gemma::gemma, with gemma::defaults;
     "gemma2" "Gemma2ForCausalLM" gemma::gemma2, with gemma::defaults2;
     "gemma3_text" "Gemma3ForCausalLM" gemma::gemma3, in_gguf Some("gemma3"), with gemma::defaults3;
+    // EmbeddingGemma.
+    "gemma_embedding" "Gemma3TextModel" gemma::gemma3, in_gguf Some("gemma-embedding"), with gemma::embedding_defaults;
     "gemma4_text" "Gemma4ForCausalLM" gemma4::gemma4, in_gguf Some("gemma4"), with gemma4::defaults;
     "gemma4_unified_text" "Gemma4UnifiedForCausalLM" gemma4::gemma4, in_gguf None, with gemma4::unified_defaults;
     "smollm3" "SmolLM3ForCausalLM" llama::smollm3, with llama::smollm3_defaults;

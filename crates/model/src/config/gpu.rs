@@ -131,6 +131,11 @@ mod tests {
             (json!({"head_dim": 640}), "heads of 640 values", "up to 512"),
             (heads, "33 query heads", "up to 32"),
             (experts, "states of heads with 512 rows", "up to 256"),
+            (
+                json!({"is_causal": false}),
+                "attention to later tokens",
+                "only attention to earlier ones",
+            ),
             (rank, "latent attention of this shape", "up to 512 values"),
         ] {
             let error = checked(change.clone()).expect_err(&change.to_string());

@@ -17,6 +17,7 @@ impl ModelConfig {
             max_position_embeddings: self.max_position_embeddings,
             eos_token_ids: self.eos_token_ids.clone(),
             mask_token: self.mask_token,
+            is_bidirectional: self.spec.is_bidirectional(),
             experts: experts
                 .map(|experts| (experts.count, experts.per_token))
                 .collect(),

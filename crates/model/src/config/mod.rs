@@ -4,7 +4,7 @@ pub(crate) mod gpu;
 mod info;
 pub(crate) mod keys;
 pub(crate) mod layer_list;
-mod modules;
+pub(crate) mod modules;
 pub(crate) mod pooling;
 pub(crate) mod reranker;
 mod sizes;
@@ -32,6 +32,11 @@ const RANK: u64 = 4;
 const RANKS: &str = "qwen3";
 /// llama.cpp's name of that layer.
 const CLASSIFIER: &str = "cls.output";
+
+/// llama.cpp's name of EmbeddingGemma.
+const EMBEDDING_GEMMA: &str = "gemma-embedding";
+/// llama.cpp's names of the dense layers after its pooling.
+const GGUF_DENSE: [&str; 2] = ["dense_2.weight", "dense_3.weight"];
 
 /// The shapes and constants of a decoder, from `config.json` or GGUF metadata.
 #[derive(Debug, Clone, Default)]
@@ -144,7 +149,7 @@ impl ModelConfig {
         });
         let found = found.ok_or_else(|| unsupported(name.map(String::as_str)))?;
         (found.defaults)(&mut keys);
-        Self::read(keys, found.name, found.spec)
+        Self::read_in_directions(keys, found.name, found.spec)
     }
 
     /// Reads the keys of a decoder of texts that is a part of another class: those of the architecture `kind`.
@@ -194,7 +199,15 @@ impl ModelConfig {
         if ranks {
             keys.ignore("pooling_type classifier.output_labels");
         }
-        let mut config = Self::read(keys, architecture, known.spec)?;
+        let mut config = if is_head {
+            Self::read(keys, architecture, known.spec)?
+        } else {
+            Self::read_in_directions(keys, architecture, known.spec)?
+        };
+        if architecture == EMBEDDING_GEMMA {
+            // `embedding_spec` reads them.
+            config.spec.unread.extend(GGUF_DENSE.map(String::from));
+        }
         if ranks {
             // `reranker_spec` reads it.
             config.spec.unread.push(format!("{CLASSIFIER}."));
@@ -204,6 +217,27 @@ impl ModelConfig {
             for layer in &mut config.spec.layers {
                 layer.rope_rows = RopeRows::Halves;
             }
+        }
+        Ok(config)
+    }
+
+    /// As [`read`](Self::read), of a model whose tokens may see those after them, too.
+    fn read_in_directions(
+        mut keys: Keys,
+        architecture: &str,
+        spec: fn(&mut Keys, &ModelShape) -> Result<ModelSpec, String>,
+    ) -> Result<Self, String> {
+        let names = ["is_causal", "attention.causal"];
+        let mut not_causal = None;
+        for name in names {
+            if keys.flag(name)? == Some(false) {
+                not_causal = Some(name);
+            }
+        }
+        let mut config = Self::read(keys, architecture, spec)?;
+        if let Some(name) = not_causal {
+            let made = config.spec.make_bidirectional();
+            made.map_err(|e| format!("{name} false: {e}"))?;
         }
         Ok(config)
     }

@@ -1,12 +1,18 @@
 //! How the hidden states of a text become its embedding, as a repository in the layout of
 //! sentence-transformers says it, or a GGUF file.
 
-use super::modules::{CONFIG, MODULES, Module, folder_of, kinds, parse};
-use super::reranker;
+use super::modules::{CONFIG, DENSE_LAYER, MAX_DENSE, MODULES, Module, folder_of, kinds, parse};
+use super::{EMBEDDING_GEMMA, GGUF_DENSE, reranker};
+use crate::checkpoint::gguf::GgufFile;
+use crate::checkpoint::shards::safetensors_files;
+use crate::checkpoint::tensor_source::TensorSource;
 use crate::source::ModelSource;
+use candle_core::quantized::gguf_file;
+use candle_core::{DType, Device};
 use foretoken_core::error::{Error, Result, clipped};
 use foretoken_core::files;
-use foretoken_core::model::{EmbeddingSpec, Pooling};
+use foretoken_core::gguf::GgufSource;
+use foretoken_core::model::{DenseActivation, DenseLayer, EmbeddingSpec, Pooling};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -17,6 +23,9 @@ use std::path::Path;
 pub const TRANSFORMER: &str = "sentence_bert_config.json";
 /// Prompts, of which one may come before all texts, unless a request chooses another.
 pub const PROMPTS: &str = "config_sentence_transformers.json";
+/// Maximum number of values of a dense layer whose weights are not here.
+const MAX_DENSE_VALUES: usize = 1 << 26;
+
 /// How the model of `source` embeds texts, as its files say it. `pooling`, if given, replaces the pooling of the files.
 /// `None` = neither says a pooling. Embeddings are normalized unless there is a `modules.json` without a module that
 /// normalizes.
@@ -29,10 +38,17 @@ pub fn embedding_spec(
 ) -> Result<Option<EmbeddingSpec>> {
     let plain = |pooling: Option<Pooling>| pooling.map(|pooling| EmbeddingSpec::new(pooling, true));
     match source {
-        ModelSource::Gguf(file) => match pooling {
-            Some(_) => Ok(plain(pooling)),
-            None => Ok(plain(of_type(file.pooling_type()?))),
-        },
+        ModelSource::Gguf(file) => {
+            let own = match pooling {
+                Some(_) => None,
+                None => of_type(file.pooling_type()?),
+            };
+            let Some(spec) = plain(pooling.or(own)) else {
+                return Ok(None);
+            };
+            let layers = layers_of_gguf(file, pooling.is_some())?.into();
+            Ok(Some(EmbeddingSpec { layers, ..spec }))
+        }
         ModelSource::Folder(path) => {
             let folder = files::folder_of(path);
             let file = folder.join(MODULES);
@@ -58,16 +74,20 @@ fn of_modules(
     pooling: Option<Pooling>,
 ) -> Result<EmbeddingSpec, String> {
     let kinds = kinds(&modules);
-    let normalize = match kinds.as_slice() {
-        ["Transformer", "Pooling"] => false,
-        ["Transformer", "Pooling", "Normalize"] => true,
-        _ => {
-            return Err(format!(
-                "the modules {} are not supported: only Transformer, Pooling and then Normalize or nothing are, and Transformer and LogitScore",
-                clipped(&kinds.join(", "))
-            ));
-        }
+    let (first, others) = kinds.split_at(kinds.len().min(2));
+    let (normalize, dense) = match others.split_last() {
+        Some((&"Normalize", dense)) => (true, dense),
+        _ => (false, others),
     };
+    let is_known = first == ["Transformer", "Pooling"]
+        && dense.len() <= MAX_DENSE
+        && dense.iter().all(|&kind| kind == DENSE_LAYER);
+    if !is_known {
+        return Err(format!(
+            "the modules {} are not supported: only Transformer, Pooling, up to {MAX_DENSE} of {DENSE_LAYER} and then Normalize or nothing are, and Transformer and LogitScore",
+            clipped(&kinds.join(", "))
+        ));
+    }
     if !modules[0].path.is_empty() {
         return Err("a Transformer in another folder is not supported".into());
     }
@@ -81,7 +101,134 @@ fn of_modules(
         }
         _ => return Err("the path of Pooling is not a folder beside it".into()),
     };
-    Ok(EmbeddingSpec::new(pooling, normalize))
+    let dense = modules.iter().filter(|module| module.kind() == DENSE_LAYER);
+    let layers: Result<Vec<DenseLayer>, String> = dense
+        .map(|module| dense_layer(folder, &module.path))
+        .collect();
+    Ok(EmbeddingSpec {
+        layers: layers?.into(),
+        ..EmbeddingSpec::new(pooling, normalize)
+    })
+}
+
+/// The dense layer in the folder `name` beside `modules.json`; its values are 0 where the model's weights are not on this
+/// machine, either.
+fn dense_layer(folder: &Path, name: &str) -> Result<DenseLayer, String> {
+    if !files::is_name(name) {
+        return Err(format!(
+            "the path of {DENSE_LAYER} is not a folder beside it"
+        ));
+    }
+    let own = folder.join(name);
+    let file = own.join(CONFIG);
+    let config = files::read_text(&file).and_then(|text| parse(&file, &text));
+    let config: DenseConfig = config.map_err(|e| e.to_string())?;
+    let in_config = |what: String| format!("{name}/{CONFIG}: {what}");
+    let activation = config.activation().map_err(in_config)?;
+    let shape = (config.out_features, config.in_features);
+    if safetensors_files(folder).is_err() && safetensors_files(&own).is_err() {
+        let values = vec![0.0; shape.0.saturating_mul(shape.1).min(MAX_DENSE_VALUES)];
+        return DenseLayer::new(values, shape, Vec::new(), activation).map_err(in_config);
+    }
+    let in_weights = |e: Error| format!("{name}: {e}");
+    let mut tensors = TensorSource::safetensors(&own).map_err(in_weights)?;
+    let mut values = |part: &str, dims: &[usize]| -> Result<Vec<f32>> {
+        let tensor = tensors.tensor(part, &Device::Cpu)?;
+        if tensor.dims() != dims {
+            return Err(Error::wrong_shape(part, tensor.dims(), dims));
+        }
+        Ok(tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?)
+    };
+    let weights = values("linear.weight", &[shape.0, shape.1]).map_err(in_weights)?;
+    let bias = if config.bias {
+        values("linear.bias", &[shape.0]).map_err(in_weights)?
+    } else {
+        Vec::new()
+    };
+    DenseLayer::new(weights, shape, bias, activation).map_err(|e| format!("{name}: {e}"))
+}
+
+/// The configuration of a dense layer, and what sentence-transformers assumes.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DenseConfig {
+    in_features: usize,
+    out_features: usize,
+    #[serde(default = "yes")]
+    bias: bool,
+    activation_function: Option<String>,
+    module_input_name: Option<String>,
+    module_output_name: Option<String>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl DenseConfig {
+    fn activation(&self) -> Result<DenseActivation, String> {
+        for (key, name) in [
+            ("module_input_name", &self.module_input_name),
+            ("module_output_name", &self.module_output_name),
+        ] {
+            if let Some(name) = name.as_deref().filter(|&name| name != "sentence_embedding") {
+                let name = clipped(name);
+                return Err(format!(
+                    "{key} {name:?} is not supported: only \"sentence_embedding\" is"
+                ));
+            }
+        }
+        let class = self.activation_function.as_deref().unwrap_or("Tanh");
+        match class.rsplit('.').next() {
+            Some("Identity") => Ok(DenseActivation::Identity),
+            Some("Tanh") => Ok(DenseActivation::Tanh),
+            _ => Err(format!(
+                "activation_function {:?} is not supported: only Identity and Tanh of torch.nn are",
+                clipped(class)
+            )),
+        }
+    }
+}
+
+/// The dense layers of EmbeddingGemma in a GGUF file; their values are 0 where only headers are read. Other models have none.
+///
+/// # Errors
+/// A setup error if the file has not all of them, unless `may_lack` them.
+fn layers_of_gguf(file: &GgufSource, may_lack: bool) -> Result<Vec<DenseLayer>> {
+    let (header, _) = file.open()?;
+    let architecture = header.metadata.get("general.architecture");
+    let is_gemma =
+        matches!(architecture, Some(gguf_file::Value::String(name)) if name == EMBEDDING_GEMMA);
+    let present = GGUF_DENSE
+        .iter()
+        .filter(|name| header.tensors.contains_key(**name));
+    let present = present.count();
+    if !is_gemma || present == 0 && may_lack {
+        return Ok(Vec::new());
+    }
+    if present < GGUF_DENSE.len() {
+        let what = format!(
+            "it lacks {}, without which its embeddings are not EmbeddingGemma's: convert the model with --sentence-transformers-dense-modules; --pooling mean does without them, as llama.cpp does",
+            GGUF_DENSE.join(" and ")
+        );
+        return Err(Error::in_file(file.path(), what));
+    }
+    let mut opened = GgufFile::open(file)?;
+    let is_header = matches!(file, GgufSource::Headers(_));
+    let layers = GGUF_DENSE.into_iter().map(|name| {
+        let wrong = |what: String| Error::in_file(file.path(), format!("{name}: {what}"));
+        let shape = match *opened.dims(name).unwrap_or(&[]) {
+            [outputs, inputs] => (outputs, inputs),
+            _ => return Err(wrong("it must be a matrix".into())),
+        };
+        let values = if is_header {
+            vec![0.0; shape.0.saturating_mul(shape.1).min(MAX_DENSE_VALUES)]
+        } else {
+            opened.values(name)?
+        };
+        DenseLayer::new(values, shape, Vec::new(), DenseActivation::Identity).map_err(wrong)
+    });
+    layers.collect()
 }
 
 /// Adds to `spec` what other files of `folder` say: the longest input, the prompts, and the one that sentence-transformers
@@ -250,6 +397,56 @@ mod tests {
             let error = read(modules, pooling, None).unwrap_err().to_string();
             assert!(error.contains(why), "{why}: {error}");
         }
+    }
+
+    #[test]
+    fn dense_layers_that_are_not_followed_are_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+        for name in ["1_Pooling", "2_Dense"] {
+            fs::create_dir(folder.path().join(name)).unwrap();
+        }
+        let dense = |path| ("sentence_transformers.models.Dense", path);
+        let of = |path| {
+            write(MODULES, &modules(&[FIRST, POOLING, dense(path), NORMALIZE]));
+            embedding_spec(&ModelSource::Folder(folder.path().to_owned()), None)
+        };
+        write("1_Pooling/config.json", LAST);
+        let plain = serde_json::json!({"in_features": 3, "out_features": 2});
+        let set = |key: &str, value: &str| {
+            let mut config = plain.clone();
+            config[key] = value.into();
+            write("2_Dense/config.json", &config.to_string());
+            of("2_Dense")
+        };
+        // The weights of the model are not here, either.
+        let spec = set("activation_function", "torch.nn.modules.activation.Tanh");
+        assert_eq!(spec.unwrap().unwrap().size(3), 2);
+        let cases = [
+            (
+                "activation_function",
+                "torch.nn.ReLU",
+                "only Identity and Tanh",
+            ),
+            (
+                "module_input_name",
+                "token_embeddings",
+                "only \"sentence_embedding\" is",
+            ),
+        ];
+        for (key, value, why) in cases {
+            let error = set(key, value).unwrap_err().to_string();
+            let named = format!("2_Dense/config.json: {key} {value:?} is not supported: {why}");
+            assert!(error.contains(&named), "{error}");
+        }
+        let error = set("key_of_tomorrow", "x").unwrap_err().to_string();
+        assert!(error.contains("unknown field `key_of_tomorrow`"), "{error}");
+        write("2_Dense/config.json", &plain.to_string());
+        write("model.safetensors", "");
+        let error = of("2_Dense").unwrap_err().to_string();
+        assert!(error.contains("2_Dense: "), "{error}");
+        let error = of("../2_Dense").unwrap_err().to_string();
+        assert!(error.contains("the path of Dense"), "{error}");
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub struct Decoder {
     layer_inputs: Option<LayerInputs>,
     layers: Vec<Layer>,
     norm: Norm,
-    /// `None` of a checkpoint that was saved without it, for embeddings.
+    /// `None` of a checkpoint that was saved without it, for embeddings, and of a model that has no next token.
     output: Option<OutputLayer>,
     ropes: RopeTables,
     dtypes: Dtypes,
@@ -82,7 +82,10 @@ impl Decoder {
         let lora = number_sites(&mut layers, &config, (&split, activations));
         let hidden = config.hidden_size;
         let norm = Norm::load(&mut weights, names::NORM, hidden, config.spec.norm)?;
-        let linear = if config.tie_word_embeddings && config.draft_vocab_size.is_none() {
+        let linear = if config.spec.is_bidirectional() {
+            weights.skip(&format!("{}.weight", names::HEAD));
+            None
+        } else if config.tie_word_embeddings && config.draft_vocab_size.is_none() {
             Some(embedding.tied_head())
         } else if weights.are_without_head() && output_name(&config) == names::HEAD {
             None

@@ -10,6 +10,7 @@ mod remote;
 
 use crate::checkpoint::pickle;
 use crate::checkpoint::shards::{SINGLE, shards};
+use crate::config::modules::{MODULES, dense_files};
 use download::HubClient;
 use error::HubError;
 use foretoken_core::console;
@@ -278,6 +279,17 @@ impl Repo {
         let mut complete = true;
         for name in OPTIONAL.split_whitespace() {
             complete &= self.file(commit, name, hub)? != Found::Unknown;
+        }
+        for name in dense_files(&self.cache.pointer_path(commit)) {
+            if weights || name.ends_with(CONFIG) {
+                need(&name).map_err(|error| match error {
+                    HubError::NotFound => HubError::Other(format!(
+                        "{MODULES} needs {}, which it lacks",
+                        clipped(&name)
+                    )),
+                    other => other,
+                })?;
+            }
         }
         if weights {
             match self.file(commit, INDEX, hub)? {

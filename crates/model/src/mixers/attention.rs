@@ -171,6 +171,7 @@ pub fn params<'a>(spec: &LayerSpec, sinks: Option<&'a Tensor>) -> AttentionParam
     AttentionParams {
         scale: spec.attention_scale,
         window: spec.window,
+        bidirectional: spec.is_bidirectional,
         soft_cap: spec.soft_cap,
         sinks,
     }

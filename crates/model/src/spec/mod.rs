@@ -40,6 +40,8 @@ pub struct LayerSpec {
     pub attention_scale: f32,
     /// Number of tokens up to its own that a token sees; `None` = all.
     pub window: Option<usize>,
+    /// Whether a token sees those after it, too: as many as before it, with a window.
+    pub is_bidirectional: bool,
     /// Scores of attention become `cap * tanh(score / cap)`.
     pub soft_cap: Option<f32>,
     /// Whether each head has a further score in its softmax, without a value.
@@ -255,6 +257,33 @@ impl ModelSpec {
             .any(|layer| layer.mixer.states().is_some())
     }
 
+    /// Whether tokens see those after them, too.
+    pub fn is_bidirectional(&self) -> bool {
+        self.layers.iter().any(|layer| layer.is_bidirectional)
+    }
+
+    /// Lets tokens see those after them, too, if the architecture does not say it.
+    ///
+    /// # Errors
+    /// If a layer has a window, of which nobody says where it ends then, or something else than attention.
+    pub(crate) fn make_bidirectional(&mut self) -> Result<(), String> {
+        if self.is_bidirectional() {
+            return Ok(());
+        }
+        let is_plain =
+            |layer: &LayerSpec| layer.mixer == MixerSpec::Attention && layer.window.is_none();
+        if !self.layers.iter().all(is_plain) {
+            return Err(
+                "attention in both directions is only supported in layers of attention without a window"
+                    .into(),
+            );
+        }
+        for layer in &mut self.layers {
+            layer.is_bidirectional = true;
+        }
+        Ok(())
+    }
+
     /// The model of these layers of this one, ascending.
     ///
     /// # Errors
@@ -364,6 +393,7 @@ impl LayerSpec {
             qk_norm: None,
             attention_scale: 1. / (head_dim as f32).sqrt(),
             window: None,
+            is_bidirectional: false,
             soft_cap: None,
             sinks: false,
             has_gate: false,

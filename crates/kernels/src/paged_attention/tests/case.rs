@@ -92,6 +92,7 @@ pub(super) struct Form {
     pub window: Option<usize>,
     pub soft_cap: Option<f32>,
     pub sinks: bool,
+    pub bidirectional: bool,
 }
 
 /// Windows shorter than a tile and longer than a chunk; caps and sinks near the scores, so that they matter.
@@ -100,6 +101,7 @@ pub(super) fn forms() -> [Form; 5] {
         window,
         soft_cap,
         sinks,
+        bidirectional: false,
     };
     [
         form(Some(5), None, false),
@@ -222,6 +224,7 @@ impl<E: Sample> Case<E> {
             batch: &AttentionBatch::new(spans, BLOCK_SIZE, slots).unwrap(),
             params: AttentionParams {
                 window: self.form.window,
+                bidirectional: self.form.bidirectional,
                 soft_cap: self.form.soft_cap,
                 ..AttentionParams::scaled(0.3)
             },
@@ -243,11 +246,17 @@ impl<E: Sample> Case<E> {
         numbers.into_iter().map(f64::from).collect()
     }
 
-    /// The expected output of a head of a row, which sees itself and all rows before it in its window.
+    /// The expected output of a head of a row, which sees itself and all rows before it in its window, and as many after it
+    /// if the form is so.
     pub fn reference(&self, row: usize, head: usize) -> Vec<f64> {
         let end = self.len - self.rows() + row + 1;
-        let window = self.form.window.unwrap_or(end);
-        self.reference_of(end.saturating_sub(window)..end, row, head)
+        let window = self.form.window.unwrap_or(self.len);
+        let last = if self.form.bidirectional {
+            (end + window - 1).min(self.len)
+        } else {
+            end
+        };
+        self.reference_of(end.saturating_sub(window)..last, row, head)
     }
 
     /// The expected output of a head of a row that sees the keys `sees`.
