@@ -4,6 +4,7 @@
 use crate::architectures::{Fixture, TOLERANCE, fixtures_in};
 use crate::common::read_json;
 use crate::common::refusals::{parsed, rows};
+use crate::common::rig::distance;
 use crate::common::safetensors::{Stored, StoredTensor};
 use crate::common::tiny::{dummy, logits, open, open_as, write_config};
 use candle_core::DType;
@@ -160,6 +161,132 @@ fn files_of_model_optimizer_may_mix_formats() {
     }
     let rows = logits(open(folder.path()).unwrap(), &fixture.prompt);
     assert!(rows.iter().flatten().all(|x| x.is_finite()));
+}
+
+/// Tensors with the experts of a layer have scales of all of them, too; those of Qwen3-VL have inputs before outputs.
+#[test]
+fn experts_of_fp8_may_be_in_one_tensor() {
+    let fixture = fixture("fp8_experts");
+    let quantization = json!({
+        "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 32]
+    });
+    let config = config_with(&fixture, quantization);
+    let each = Stored::read(&fixture.folder.join("model.safetensors"));
+    let folder = tempfile::tempdir().unwrap();
+    let open_as = |config: &Json, stored: &Stored| {
+        write_config(folder.path(), config);
+        stored.write(&folder.path().join("model.safetensors"));
+        open(folder.path()).unwrap()
+    };
+    let want = logits(open_as(&config, &each), &fixture.prompt);
+
+    let together = stacked(&each, false);
+    let near = |model| {
+        let rows = logits(model, &fixture.prompt);
+        assert_eq!(rows.len(), want.len());
+        for (row, want) in rows.iter().zip(&want) {
+            assert!(distance(row, want) < 1e-5);
+        }
+    };
+    near(open_as(&config, &together));
+    let source = ModelSource::Folder(folder.path().to_owned());
+    let found = inspect(&source, &LoadOptions::default()).unwrap().1;
+    let name = "model.layers.1.mlp.experts.gate_up_proj";
+    let entry = found.entries.iter().find(|entry| entry.name == name);
+    let entry = entry.unwrap();
+    assert_eq!((&*entry.stored, &*entry.loaded), ("FP8", "f8e4m3"));
+
+    let mut text = config.clone();
+    let keys = text.as_object_mut().unwrap();
+    keys.remove("architectures");
+    keys.remove("norm_topk_prob");
+    keys.remove("quantization_config");
+    text["model_type"] = json!("qwen3_vl_moe_text");
+    let outer = json!({
+        "architectures": ["Qwen3VLMoeForConditionalGeneration"], "model_type": "qwen3_vl_moe", "image_token_id": 120,
+        "text_config": text, "tie_word_embeddings": true, "video_token_id": 121, "vision_config": { "depth": 1 },
+        "vision_end_token_id": 122, "vision_start_token_id": 123,
+        "quantization_config": config["quantization_config"]
+    });
+    let mut transposed = stacked(&each, true);
+    let tensors = std::mem::take(&mut transposed.tensors).into_iter();
+    let inside = |name: &str| name.replace("model.", "model.language_model.");
+    transposed.tensors = tensors
+        .map(|(name, tensor)| (inside(&name), tensor))
+        .collect();
+    near(open_as(&outer, &transposed));
+
+    // One expert too few.
+    let mut wrong = stacked(&each, false);
+    wrong.reshape(&format!("{name}_scale_inv"), &[2, 2, 1]);
+    write_config(folder.path(), &config);
+    wrong.write(&folder.path().join("model.safetensors"));
+    let error = open(folder.path()).map(drop).unwrap_err().to_string();
+    assert!(
+        error.contains(&format!("{name}_scale_inv has shape [2, 2, 1]")),
+        "{error}"
+    );
+}
+
+/// The tensors with the experts of a layer, and what they have of each.
+const STACKED: [(&str, &[&str]); 2] = [
+    ("gate_up_proj", &["gate_proj", "up_proj"]),
+    ("down_proj", &["down_proj"]),
+];
+
+/// `each`, with the matrices of 32 outputs and inputs of the experts of a layer in tensors of all of them.
+fn stacked(each: &Stored, is_transposed: bool) -> Stored {
+    let mut all = Stored {
+        tensors: Default::default(),
+    };
+    let is_expert = |name: &str| name.contains(".experts.");
+    for (name, tensor) in each.tensors.iter().filter(|(name, _)| !is_expert(name)) {
+        let copy = StoredTensor {
+            dtype: tensor.dtype.clone(),
+            dims: tensor.dims.clone(),
+            data: tensor.data.clone(),
+        };
+        all.tensors.insert(name.clone(), copy);
+    }
+    let all_parts = (0..2).flat_map(|layer| STACKED.map(|(name, parts)| (layer, name, parts)));
+    for (layer, name, parts) in all_parts {
+        let experts = format!("model.layers.{layer}.mlp.experts");
+        let joined = |end: &str| -> Vec<u8> {
+            let data = |expert: usize, part: &str| {
+                &each.tensors[&format!("{experts}.{expert}.{part}.{end}")].data
+            };
+            let of_expert = |expert: usize| {
+                let rows: Vec<u8> = parts
+                    .iter()
+                    .flat_map(|part| data(expert, part).clone())
+                    .collect();
+                // Weights are bytes. A transposed column of scales has the same bytes.
+                if is_transposed && end == "weight" {
+                    let columns = (0..32).flat_map(|at| rows.iter().skip(at).step_by(32).copied());
+                    columns.collect()
+                } else {
+                    rows
+                }
+            };
+            (0..3).flat_map(of_expert).collect()
+        };
+        let mut add = |end: &str, of_each: &str, dtype: &str, [rows, columns]: [usize; 2]| {
+            let mut dims = vec![3, rows, columns];
+            if is_transposed {
+                dims.swap(1, 2);
+            }
+            let tensor = StoredTensor {
+                dtype: dtype.into(),
+                dims,
+                data: joined(of_each),
+            };
+            all.tensors.insert(format!("{experts}.{name}{end}"), tensor);
+        };
+        let count = parts.len();
+        add("", "weight", "F8_E4M3", [32 * count, 32]);
+        add("_scale_inv", "weight_scale_inv", "F32", [count, 1]);
+    }
+    all
 }
 
 /// What settings of single matrices leave out is dense in random weights, too.

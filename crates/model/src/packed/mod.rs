@@ -15,7 +15,8 @@ mod nf4;
 mod parts;
 mod scheme;
 mod settings;
+pub(crate) mod stacked;
 
 pub use config::PackedConfig;
 pub use parts::Parts;
-pub use scheme::{Blocks, FloatFormat, Scheme, Unpacked};
+pub use scheme::{Blocks, FloatFormat, Opened, Scheme, Unpacked};

@@ -1,10 +1,14 @@
 //! Matrices that are packed, as [`PackedConfig`] says.
 
-use super::{TensorSource, Weights, in_order, ordered_shape};
+use super::{Stack, StackForm, TensorSource, Weights, in_order, ordered_shape};
 use super::{dummy, inventory, requantize};
 use crate::checkpoint::gguf;
+use crate::checkpoint::raw_tensors::{RawTensor, RawTensors};
 use crate::matrix::{self, Matrix, Reordered, Unread, WeightForm};
-use crate::packed::{Blocks, FloatFormat, PackedConfig, Parts, Scheme, Unpacked, fp8, mxfp4};
+use crate::packed::stacked::{self, ExpertTensors};
+use crate::packed::{
+    Blocks, FloatFormat, Opened, PackedConfig, Parts, Scheme, Unpacked, fp8, mxfp4,
+};
 use candle_core::{DType, Device, Tensor, WithDType};
 use foretoken_core::error::{Error, Result, clipped};
 use foretoken_kernels::dense::Float8;
@@ -86,26 +90,86 @@ impl Weights {
             let form = self.form_of(blocks, scheme.floats(shape), shape);
             return Ok(Some(self.unread(name, stored, shape, form)));
         }
+        self.of_opened(opened, &stored, shape, order).map(Some)
+    }
+
+    /// The matrices of `stack`, if its tensor is FP8; `None` = it is not. Other packed experts have matrices of their own.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Weights::linear`].
+    pub(super) fn packed_stack(
+        &mut self,
+        stack: &Stack<'_>,
+    ) -> Result<Option<Vec<Arc<dyn Matrix>>>> {
+        let stored = self.stored_name(stack.name);
+        let packing = self.packing.clone().filter(|_| {
+            let is_float8 = |raw: RawTensor<'_>| raw.dtype == fp8::E4M3;
+            stack.form != StackForm::Mxfp4 && self.source.raw(&stored).is_ok_and(is_float8)
+        });
+        let Some(packing) = packing else {
+            return Ok(None);
+        };
+        self.read.extend(stacked::names(&stored));
+        let (module, count) = (stacked::module(&stored), stack.count);
+        let expert = |index: usize| {
+            let is_transposed = stack.form == StackForm::Columns;
+            ExpertTensors::new(&self.source, &stored, (index, count), is_transposed)
+        };
+        let scheme_of = |parts: &Parts<'_>| {
+            let scheme = packing.config.scheme([stack.name, module], parts);
+            scheme.ok_or_else(|| {
+                let name = clipped(&stored);
+                Error::setup(format!(
+                    "tensor {name} is FP8, which quantization_config does not say"
+                ))
+            })
+        };
+        if self.inventory.is_some() {
+            let own = expert(0)?;
+            let mut parts = Parts::new(&own, module);
+            let scheme = scheme_of(&parts)?;
+            let blocks = scheme.open(&mut parts, stack.shape)?.blocks;
+            let shape = ordered_shape(stack.shape, stack.order);
+            let form = self.form_of(blocks, scheme.floats(shape), shape);
+            let stored_as = (scheme.label(), parts.bytes * count as u64);
+            let dims = [count, stack.shape.0, stack.shape.1];
+            self.list(stored.clone(), &dims, stored_as, form);
+            return Ok(Some(Unread::matrices(count, stack.shape, &form.name())));
+        }
+        let one = |index: usize| {
+            let own = expert(index)?;
+            let mut parts = Parts::new(&own, module);
+            let opened = scheme_of(&parts)?.open(&mut parts, stack.shape)?;
+            self.of_opened(opened, module, stack.shape, stack.order)
+        };
+        (0..count).map(one).collect::<Result<_>>().map(Some)
+    }
+
+    /// The matrix that `opened` is when it is loaded; `stored` is its name in the checkpoint, without `.weight`.
+    fn of_opened(
+        &self,
+        opened: Opened<'_>,
+        stored: &str,
+        shape: Shape,
+        order: Option<&[u32]>,
+    ) -> Result<Arc<dyn Matrix>> {
         let unpacked = (opened.unpack)()?;
         let name = format!("{stored}.weight");
         if let Some(float8) = unpacked.float8().filter(|own| self.keeps_float8(own)) {
             let place = (&self.device, self.dtypes.on_gpu);
-            let matrix = match order {
+            return match order {
                 Some(order) => in_order_float8(&float8, order, place),
                 None => matrix::float8(&float8, place.0, place.1),
             };
-            return matrix.map(Some);
         }
         if let Some(nvfp4) = unpacked.nvfp4().filter(|own| self.keeps_nvfp4(own)) {
             let place = (&self.device, self.dtypes.on_gpu);
-            let matrix = match order {
+            return match order {
                 Some(order) => in_order_nvfp4(&nvfp4, order, place),
                 None => matrix::nvfp4(&nvfp4, place.0, place.1),
             };
-            return matrix.map(Some);
         }
         self.matrix_of_packed(&*unpacked, &name, shape, order)
-            .map(Some)
     }
 
     /// Adds the packed matrix `name` (without `.weight`) to the inventory, as one that is unpacked when it is loaded, and

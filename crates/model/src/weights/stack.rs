@@ -40,6 +40,9 @@ impl Weights {
     /// # Errors
     /// Returns the errors of [`Weights::linear`].
     pub fn matrices(&mut self, stack: &Stack<'_>) -> Result<Vec<Arc<dyn Matrix>>> {
+        if let Some(packed) = self.packed_stack(stack)? {
+            return Ok(packed);
+        }
         if self.inventory.is_some() {
             let format = self.note_stack(stack)?;
             return Ok(Unread::matrices(stack.count, stack.shape, &format));
