@@ -1,4 +1,4 @@
-//! Models whose tokens see those after them, against scripts/make-bidirectional-fixtures.py: a tiny EmbeddingGemma, and a
+//! Models whose tokens see those after them, against scripts/make-numpy-fixtures.py: a tiny EmbeddingGemma, and a
 //! Qwen 3 that says `is_causal` false.
 
 use crate::architectures::{Named, write_gguf_of};

@@ -102,7 +102,7 @@ macro_rules! architectures {
 pub const ARCHITECTURES: &[Architecture] = architectures! {
     "llama" "LlamaForCausalLM" llama::llama;
     // Embedding models of NVIDIA.
-    "llama_bidirec" "LlamaBidirectionalModel" llama::bidirectional, in_gguf None, with llama::bidirectional_defaults;
+    "llama_bidirec" "LlamaBidirectionalModel" llama::bidirectional, in_gguf Some("llama-embed"), with llama::bidirectional_defaults;
     // In GGUF files it is a Llama.
     "mistral" "MistralForCausalLM" llama::mistral, in_gguf None, with llama::mistral_defaults;
     "ministral" "MinistralForCausalLM" llama::mistral, in_gguf None, with llama::mistral_defaults;
@@ -113,6 +113,7 @@ pub const ARCHITECTURES: &[Architecture] = architectures! {
     "qwen3" "Qwen3ForCausalLM" qwen::qwen3;
     "qwen2_moe" "Qwen2MoeForCausalLM" qwen::qwen2_moe, in_gguf Some("qwen2moe"), with qwen::qwen2_moe_defaults;
     "qwen3_moe" "Qwen3MoeForCausalLM" qwen::qwen3_moe, in_gguf Some("qwen3moe"), with qwen::qwen3_moe_defaults;
+    "mellum" "MellumForCausalLM" qwen::mellum, with qwen::mellum_defaults;
     "qwen3_vl_moe_text" "Qwen3VLMoeTextModel" qwen::qwen3_vl_moe, in_gguf Some("qwen3vlmoe"), with qwen::qwen3_vl_moe_defaults;
     "qwen3_next" "Qwen3NextForCausalLM" qwen_next::next, in_gguf Some("qwen3next"), with qwen_next::next_defaults;
     "qwen3_5_text" "Qwen3_5ForCausalLM" qwen_next::dense, in_gguf Some("qwen35"), with qwen_next::dense_defaults;

@@ -1,9 +1,10 @@
-//! Qwen 2, 2.5 and 3, and dots.llm1.
+//! Qwen 2, 2.5 and 3, dots.llm1 and Mellum 2.
 
 use super::experts::{self, experts};
-use super::parts::{plain, windows, with_attention_bias, with_windows};
-use super::rope::rope;
+use super::parts::{by_kind, plain, windows, with_attention_bias, with_ropes, with_windows};
+use super::rope::{rope, ropes_by_kind};
 use crate::config::keys::{Keys, ModelShape};
+use crate::layers::rope::RopeSpec;
 use crate::spec::{ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, QkNorm, SharedExpert};
 use std::collections::HashSet;
 
@@ -23,6 +24,11 @@ pub fn qwen3(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
 
 fn layer_of_qwen3(keys: &mut Keys, shape: &ModelShape) -> Result<LayerSpec, String> {
     let rope = rope(keys, shape)?;
+    rotated_by(keys, shape, rope)
+}
+
+/// The layer of a Qwen 3 with this position embedding.
+fn rotated_by(keys: &mut Keys, shape: &ModelShape, rope: RopeSpec) -> Result<LayerSpec, String> {
     let layer = LayerSpec {
         qk_norm: Some(QkNorm::Head),
         ..plain(keys, shape, rope)?
@@ -93,6 +99,45 @@ pub fn qwen2_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, Strin
         ..SharedExpert::new("mlp.shared_expert", width)
     };
     add_experts(keys, &mut layers, is_normalized, Some(shared))?;
+    Ok(layers.into())
+}
+
+/// Sets what the class assumes.
+pub fn mellum_defaults(keys: &mut Keys) {
+    experts::defaults(keys, 64, 8);
+    keys.default("head_dim", 128);
+    keys.default("max_position_embeddings", 131_072);
+    keys.default("moe_intermediate_size", 896);
+    keys.default("norm_topk_prob", true);
+    keys.default("num_key_value_heads", 4);
+    keys.default("sliding_window", 1024);
+}
+
+/// Mellum 2: Qwen 3 with experts, and with windows in layers that have their own position embedding.
+pub fn mellum(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
+    // Files of llama.cpp have one base of both, if they do not say otherwise.
+    let (is_gguf, local) = (keys.is_gguf(), (!keys.is_gguf()).then_some(1e4));
+    let (full, sliding) = ropes_by_kind(keys, shape, 500_000., local)?;
+    let layer = rotated_by(keys, shape, full.clone())?;
+    let is_normalized = keys.flag("norm_topk_prob")?.unwrap_or(is_gguf);
+    let slides = |i: usize| is_gguf && !(i + 1).is_multiple_of(4);
+    let windows = windows(keys, shape, true, slides)?;
+    let rope = |_, slides| Some(if slides { &sliding } else { &full });
+    let mut layers = with_ropes(&layer, windows, shape, rope);
+    add_experts(keys, &mut layers, is_normalized, None)?;
+    let (key, accepted) = ("mlp_layer_types", "only dense and sparse are");
+    let dense = by_kind(keys, shape, key, accepted, |kind| match kind {
+        "dense" => Some(true),
+        "sparse" => Some(false),
+        _ => None,
+    })?;
+    for (own, _) in layers
+        .iter_mut()
+        .zip(dense.unwrap_or_default())
+        .filter(|(_, dense)| *dense)
+    {
+        own.mlp = layer.mlp;
+    }
     Ok(layers.into())
 }
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Makes tests/fixtures/embedding_gemma and tests/fixtures/embeddings/bidirectional.json, with numpy alone.
+"""Makes tests/fixtures/embedding_gemma, tests/fixtures/embeddings/bidirectional.json and
+tests/fixtures/architectures/mellum, with numpy alone.
 
     pip install numpy
-    scripts/make-bidirectional-fixtures.py
+    scripts/make-numpy-fixtures.py
 
 `embedding_gemma` is a tiny random model as EmbeddingGemma is published: a `Gemma3TextModel` whose tokens see those after
 them, two dense layers after the mean of its hidden states, the tokenizer of tests/fixtures/embeddings, and `gguf.json`, by
@@ -11,6 +12,8 @@ the hidden states, and the `embedding`: that mean after the dense layers, normal
 
 `bidirectional.json` is a list of token ids and the `mean` of the model of tests/fixtures/embeddings, if its configuration
 says `is_causal` false. The same code computes the causal means, which must be those of transformers in `expected.json`.
+
+`mellum` is a tiny random Mellum 2, in the form of scripts/make-arch-fixtures.py.
 
 All is computed in f64.
 """
@@ -25,6 +28,7 @@ import numpy as np
 FIXTURES = Path(__file__).resolve().parent.parent / "tests/fixtures"
 QWEN = FIXTURES / "embeddings"
 GEMMA = FIXTURES / "embedding_gemma"
+MELLUM = FIXTURES / "architectures/mellum"
 CONFIG = {
     "_sliding_window_pattern": 6,
     "architectures": ["Gemma3TextModel"],
@@ -58,6 +62,43 @@ CONFIG = {
     "use_cache": True,
     "vocab_size": 257,
 }
+MELLUM_CONFIG = {
+    "architectures": ["MellumForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 1,
+    "dtype": "bfloat16",
+    "eos_token_id": None,
+    "head_dim": 8,
+    "hidden_act": "silu",
+    "hidden_size": 32,
+    "initializer_range": 0.02,
+    "intermediate_size": 48,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "max_position_embeddings": 128,
+    "mlp_layer_types": ["sparse", "sparse", "sparse"],
+    "model_type": "mellum",
+    "moe_intermediate_size": 16,
+    "norm_topk_prob": True,
+    "num_attention_heads": 4,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "output_router_logits": False,
+    "pad_token_id": None,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {
+        "full_attention": {"rope_theta": 500000.0, "rope_type": "default"},
+        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+    },
+    "router_aux_loss_coef": 0.001,
+    "sliding_window": 9,
+    "tie_word_embeddings": False,
+    "transformers_version": "5.10.0",
+    "use_cache": True,
+    "vocab_size": 256,
+}
 # Inputs and outputs of the dense layers.
 DENSE = {"2_Dense": (48, 80), "3_Dense": (80, 40)}
 
@@ -81,13 +122,14 @@ def read(file):
 
 
 def write(file, tensors, kind):
-    """Writes values that bf16 holds, as `kind`."""
+    """Writes values that `kind` holds, and integers."""
     header, parts, at = {"__metadata__": {"format": "pt"}}, [], 0
     for name, tensor in sorted(tensors.items()):
-        data = np.ascontiguousarray(tensor, "<f4").tobytes()
-        if kind == "BF16":
+        own = "I64" if tensor.dtype == np.int64 else kind
+        data = np.ascontiguousarray(tensor, "<i8" if own == "I64" else "<f4").tobytes()
+        if own == "BF16":
             data = (np.frombuffer(data, "<u4") >> 16).astype("<u2").tobytes()
-        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [at, at + len(data)]}
+        header[name] = {"dtype": own, "shape": list(tensor.shape), "data_offsets": [at, at + len(data)]}
         parts.append(data)
         at += len(data)
     text = json.dumps(header).encode()
@@ -95,13 +137,46 @@ def write(file, tensors, kind):
     file.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(parts))
 
 
-def random_tensors():
-    generator = np.random.default_rng(30)
+def noise_of(seed):
+    """Random values that bf16 holds."""
+    generator = np.random.default_rng(seed)
 
     def noise(shape, scale, middle=0.0):
         values = (middle + scale * generator.standard_normal(shape)).astype("<f4")
         return (values.view("<u4") & 0xFFFF0000).astype("<u4").view("<f4").astype(np.float64)
 
+    return noise
+
+
+def random_mellum():
+    noise, config = noise_of(31), MELLUM_CONFIG
+    hidden, mlp, dim, vocab = (config[k] for k in ["hidden_size", "moe_intermediate_size", "head_dim", "vocab_size"])
+    q, kv = (config[key] * dim for key in ["num_attention_heads", "num_key_value_heads"])
+    linear = lambda outputs, inputs: noise((outputs, inputs), 1.3 / inputs**0.5)
+    tensors = {"embed_tokens": noise((vocab, hidden), 0.7), "norm": noise(hidden, 0.3, 1.0)}
+    for layer in range(config["num_hidden_layers"]):
+        parts = {
+            "self_attn.q_proj": linear(q, hidden),
+            "self_attn.k_proj": linear(kv, hidden),
+            "self_attn.v_proj": linear(kv, hidden),
+            "self_attn.o_proj": linear(hidden, q),
+            "self_attn.q_norm": noise(dim, 0.3, 1.0),
+            "self_attn.k_norm": noise(dim, 0.3, 1.0),
+            "mlp.gate": linear(config["num_experts"], hidden),
+            "input_layernorm": noise(hidden, 0.3, 1.0),
+            "post_attention_layernorm": noise(hidden, 0.3, 1.0),
+        }
+        for expert in range(config["num_experts"]):
+            at = f"mlp.experts.{expert}"
+            shapes = {"gate_proj": (mlp, hidden), "up_proj": (mlp, hidden), "down_proj": (hidden, mlp)}
+            parts |= {f"{at}.{part}": linear(*shape) for part, shape in shapes.items()}
+        tensors |= {f"layers.{layer}.{part}": tensor for part, tensor in parts.items()}
+    tensors = {f"{name}.weight": tensor for name, tensor in tensors.items()}
+    return tensors, linear(vocab, hidden)
+
+
+def random_tensors():
+    noise = noise_of(30)
     hidden, mlp, dim = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["head_dim"]
     q, kv = (CONFIG[key] * dim for key in ["num_attention_heads", "num_key_value_heads"])
     linear = lambda outputs, inputs: noise((outputs, inputs), 1.3 / inputs**0.5)
@@ -154,14 +229,17 @@ def states(config, tensors, ids, sees_all):
 
     def attention(x, at, slides):
         of = lambda part, count: (x @ tensors[f"{at}.{part}_proj.weight"].T).reshape(len(ids), count, dim)
-        theta = config.get("rope_parameters", config)["rope_theta"]
-        theta = config["rope_local_base_freq"] if slides else theta
+        rope = config.get("rope_parameters", config)
+        rope = rope.get("sliding_attention" if slides else "full_attention", rope)
+        theta = rope["rope_local_base_freq" if slides and is_gemma else "rope_theta"]
         q = rotated(norm(of("q", heads), f"{at}.q_norm"), theta)
         k = rotated(norm(of("k", kv_heads), f"{at}.k_norm"), theta).repeat(heads // kv_heads, 1)
         v = of("v", kv_heads).repeat(heads // kv_heads, 1)
         scores = np.einsum("ihd,jhd->hij", q, k) / config.get("query_pre_attn_scalar", dim) ** 0.5
-        # transformers: `sliding_window // 2 + 1`, a bound that is not reached.
-        hidden = abs(distance) > config["sliding_window"] // 2 if slides else distance != distance
+        # transformers has `sliding_window // 2 + 1` for both directions. Neither bound is reached.
+        window = config["sliding_window"] if slides else None
+        reach = len(ids) if window is None else window // 2 if sees_all else window - 1
+        hidden = abs(distance) > reach
         if not sees_all:
             hidden = hidden | (distance < 0)
         scores = np.where(hidden, -np.inf, scores)
@@ -169,7 +247,21 @@ def states(config, tensors, ids, sees_all):
         weights /= weights.sum(-1, keepdims=True)
         return np.einsum("hij,jhd->ihd", weights, v).reshape(len(ids), -1) @ tensors[f"{at}.o_proj.weight"].T
 
+    def experts(x, at):
+        logits = x @ tensors[f"{at}.gate.weight"].T
+        scores = np.exp(logits - logits.max(-1, keepdims=True))
+        scores /= scores.sum(-1, keepdims=True)
+        y = np.zeros_like(x)
+        for row, of_row in enumerate(scores):
+            chosen = np.argsort(-of_row, kind="stable")[: config["num_experts_per_tok"]]
+            for expert in chosen:
+                made = mlp(x[row], f"{at}.experts.{expert}")
+                y[row] += of_row[expert] / of_row[chosen].sum() * made
+        return y
+
     def mlp(x, at):
+        if f"{at}.gate.weight" in tensors:
+            return experts(x, at)
         gate, up, down = (tensors[f"{at}.{part}_proj.weight"].T for part in ["gate", "up", "down"])
         return ((gelu if is_gemma else silu)(x @ gate) * (x @ up)) @ down
 
@@ -189,8 +281,89 @@ def states(config, tensors, ids, sees_all):
     return norm(x, "norm")
 
 
+def logprobs(tensors, head, ids):
+    logits = states(MELLUM_CONFIG, tensors, ids, False) @ head.T
+    logits -= logits.max(-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def gguf_of_mellum():
+    config = MELLUM_CONFIG
+    metadata = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": config["head_dim"],
+        "attention.value_length": config["head_dim"],
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config["layer_types"]],
+        "rope.dimension_count": config["head_dim"],
+        "rope.freq_base": config["rope_parameters"]["full_attention"]["rope_theta"],
+        "rope.freq_base_swa": config["rope_parameters"]["sliding_attention"]["rope_theta"],
+        "expert_count": config["num_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+    }
+    names = {
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "self_attn.q_norm": "attn_q_norm",
+        "self_attn.k_norm": "attn_k_norm",
+        "mlp.gate": "ffn_gate_inp",
+    }
+    how = lambda name: {"name": f"{name}.weight", "interleaved_heads": 0, "offset": 0}
+    tensors = {
+        "lm_head.weight": how("output"),
+        "model.embed_tokens.weight": how("token_embd"),
+        "model.norm.weight": how("output_norm"),
+    }
+    stacked = {}
+    for layer in range(config["num_hidden_layers"]):
+        at = f"model.layers.{layer}"
+        tensors |= {f"{at}.{ours}.weight": how(f"blk.{layer}.{theirs}") for ours, theirs in names.items()}
+        for part in ["gate", "up", "down"]:
+            experts = range(config["num_experts"])
+            own = [f"{at}.mlp.experts.{expert}.{part}_proj.weight" for expert in experts]
+            stacked[f"blk.{layer}.ffn_{part}_exps.weight"] = own
+    metadata = {f"mellum.{key}": value for key, value in metadata.items()}
+    return {"architecture": "mellum", "metadata": metadata, "tensors": tensors, "stacked": stacked, "extra": {}}
+
+
+def make_mellum():
+    shutil.rmtree(MELLUM, ignore_errors=True)
+    MELLUM.mkdir(parents=True)
+    tensors, head = random_mellum()
+    prompt = np.random.default_rng(32).integers(0, MELLUM_CONFIG["vocab_size"], 48)
+    rows = np.arange(3, 48, 4)
+    ids, greedy = prompt.tolist(), []
+    for _ in range(24):
+        last = np.sort(logprobs(tensors, head, ids)[-1])
+        assert last[-1] - last[-2] > 1e-3, "a near tie"
+        greedy.append(int(logprobs(tensors, head, ids)[-1].argmax()))
+        ids.append(greedy[-1])
+    expected = {
+        "prompt": prompt.astype(np.int64),
+        "rows": rows.astype(np.int64),
+        "greedy": np.array(greedy, np.int64),
+        "logprobs": logprobs(tensors, head, prompt.tolist())[rows],
+    }
+    write(MELLUM / "expected.safetensors", expected, "F32")
+    named = {f"model.{name}": tensor for name, tensor in tensors.items()} | {"lm_head.weight": head}
+    write(MELLUM / "model.safetensors", named, "BF16")
+    save(MELLUM / "config.json", MELLUM_CONFIG)
+    save(MELLUM / "gguf.json", gguf_of_mellum())
+
+
 def gguf():
-    """What `gguf.json` has."""
+    """What `gguf.json` of EmbeddingGemma has."""
     metadata = {
         "block_count": CONFIG["num_hidden_layers"],
         "context_length": CONFIG["max_position_embeddings"],
@@ -249,6 +422,7 @@ def save_lines(file, values):
 
 
 def main():
+    make_mellum()
     texts = json.loads((QWEN / "expected.json").read_text())
     config, tensors = json.loads((QWEN / "config.json").read_text()), read(QWEN / "model.safetensors")
     means = []
