@@ -109,7 +109,10 @@ impl Checkpoint {
         let folder = files::folder_of(path);
         let is_dummy = self.options.format == LoadFormat::Dummy;
         let is_missing = is_dummy && !folder.join("tokenizer.json").exists();
-        (!is_missing).then(|| Text::from_folder(folder)).transpose()
+        let text = (!is_missing).then(|| Text::from_folder(folder));
+        Ok(text
+            .transpose()?
+            .map(|text| text.with_infill_of(&self.name)))
     }
 
     /// The model, and its tensors, beside weights of other models of `others` bytes. `check` may refuse the model before its

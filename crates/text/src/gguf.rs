@@ -12,6 +12,8 @@ use tokenizers::{AddedToken, Tokenizer};
 const ARCHITECTURE: &str = "general.architecture";
 const PRE: &str = "tokenizer.ggml.pre";
 const TYPES: &str = "tokenizer.ggml.token_type";
+/// The pre-tokenizer of Mellum.
+const MELLUM: &str = "mellum";
 
 /// The llama.cpp token types that are used here.
 const NORMAL: i32 = 1;
@@ -27,6 +29,7 @@ pub(super) fn of_header(header: Header, file: &str) -> Result<Text> {
         tensor_infos: HashMap::new(),
         tensor_data_offset: 0,
     };
+    let is_mellum = string(content, PRE) == Some(MELLUM);
     let tokenizer = tokenizer(content).map_err(|e| {
         let what = clipped(&e.to_string());
         Error::setup(format!("cannot read the tokenizer of {file}: {what}"))
@@ -46,6 +49,7 @@ pub(super) fn of_header(header: Header, file: &str) -> Result<Text> {
     let rerank_template = string(content, "tokenizer.chat_template.rerank");
     Ok(Text {
         pad,
+        is_mellum,
         rerank_template: rerank_template.map(str::to_owned),
         tool_template: text.compile_template(tool_template)?,
         ..text

@@ -8,12 +8,16 @@ use foretoken_core::error::Result;
 struct InfillFormat {
     before: &'static str,
     after: &'static str,
-    /// The token that comes last; without it, the text after the gap comes first.
+    /// The token that comes last, if there is one.
     middle: Option<&'static str>,
+    /// Whether the text after the gap comes first.
+    is_suffix_first: bool,
     /// The tokens that end the text in the gap, besides EOS.
     ends: &'static [&'static str],
-    /// The tokens before the name of a repository, and before the name of each of its files.
-    repository: Option<[&'static str; 2]>,
+    /// The token before the name of a repository.
+    repository: Option<&'static str>,
+    /// The token before the name of each file.
+    file: Option<&'static str>,
 }
 
 /// What an infilled text stands between, and what else the model may know.
@@ -47,55 +51,90 @@ const FORMATS: &[InfillFormat] = &[
         before: "<|fim_prefix|>",
         after: "<|fim_suffix|>",
         middle: Some("<|fim_middle|>"),
+        is_suffix_first: false,
         ends: &[
             "<|fim_pad|>",
             "<|repo_name|>",
             "<|file_sep|>",
             "<|file_separator|>",
         ],
-        repository: Some(["<|repo_name|>", "<|file_sep|>"]),
+        repository: Some("<|repo_name|>"),
+        file: Some("<|file_sep|>"),
     },
     // StarCoder, Granite, Stable Code.
     InfillFormat {
         before: "<fim_prefix>",
         after: "<fim_suffix>",
         middle: Some("<fim_middle>"),
+        is_suffix_first: false,
         ends: &["<fim_pad>", "<file_sep>"],
-        repository: Some(["<repo_name>", "<file_sep>"]),
+        repository: Some("<repo_name>"),
+        file: Some("<file_sep>"),
     },
     // SantaCoder.
     InfillFormat {
         before: "<fim-prefix>",
         after: "<fim-suffix>",
         middle: Some("<fim-middle>"),
+        is_suffix_first: false,
         ends: &["<fim-pad>"],
         repository: None,
+        file: None,
     },
     // CodeLlama.
     InfillFormat {
         before: "▁<PRE>",
         after: "▁<SUF>",
         middle: Some("▁<MID>"),
+        is_suffix_first: false,
         ends: &["▁<EOT>"],
         repository: None,
+        file: None,
     },
     // DeepSeek-Coder.
     InfillFormat {
         before: "<｜fim▁begin｜>",
         after: "<｜fim▁hole｜>",
         middle: Some("<｜fim▁end｜>"),
+        is_suffix_first: false,
         ends: &[],
         repository: None,
+        file: None,
+    },
+    // Seed-Coder.
+    InfillFormat {
+        before: "<[fim-prefix]>",
+        after: "<[fim-suffix]>",
+        middle: Some("<[fim-middle]>"),
+        is_suffix_first: true,
+        ends: &[],
+        repository: None,
+        file: None,
     },
     // Codestral.
     InfillFormat {
         before: "[PREFIX]",
         after: "[SUFFIX]",
         middle: None,
+        is_suffix_first: true,
         ends: &[],
         repository: None,
+        file: None,
     },
 ];
+
+/// What all names of Mellum have in common. Mellum 2 has other names.
+const MELLUM_NAME: &str = "mellum-4b";
+/// Mellum, which has StarCoder's tokens, but was trained with the text after the gap first.
+const MELLUM: InfillFormat = InfillFormat {
+    before: "<fim_prefix>",
+    after: "<fim_suffix>",
+    middle: Some("<fim_middle>"),
+    is_suffix_first: true,
+    ends: &["<fim_pad>", "<filename>"],
+    repository: None,
+    file: Some("<filename>"),
+};
 
 impl Text {
     /// The tokens of a prompt for what is missing in `text`, with BOS if the tokenizer adds it; `None` if the model has no
@@ -136,10 +175,12 @@ impl Text {
         let marker = |name: &str| self.added_id(name);
         let before = marker(format.before).into_iter().chain(before);
         let after = marker(format.after).into_iter().chain(after);
-        match format.middle {
-            Some(middle) => ids.extend(before.chain(after).chain(marker(middle))),
-            None => ids.extend(after.chain(before)),
+        if format.is_suffix_first {
+            ids.extend(after.chain(before));
+        } else {
+            ids.extend(before.chain(after));
         }
+        ids.extend(format.middle.and_then(marker));
         Ok(Some(InfillPrompt { ids, truncated }))
     }
 
@@ -149,14 +190,12 @@ impl Text {
         if files.is_empty() {
             return Ok(ids);
         }
-        let markers = format
-            .repository
-            .map(|names| names.map(|name| self.added_id(name)));
-        if let Some([Some(repository), _]) = markers {
+        let marker = |name: &str| self.added_id(name);
+        if let Some(repository) = format.repository.and_then(marker) {
             ids.push(repository);
             ids.extend(self.encode(REPOSITORY, false)?);
         }
-        let separator = markers.and_then(|[_, file]| file);
+        let separator = format.file.and_then(marker);
         for (name, text) in files {
             match separator {
                 Some(separator) => {
@@ -171,6 +210,15 @@ impl Text {
             ids.extend(self.encode(FILE, false)?);
         }
         Ok(ids)
+    }
+
+    /// Lets [`Text::infill`] take the form of the model of this name, where the tokenizer does not tell it.
+    pub fn with_infill_of(self, name: &str) -> Self {
+        let is_mellum = name.to_ascii_lowercase().contains(MELLUM_NAME);
+        Self {
+            is_mellum: self.is_mellum || is_mellum,
+            ..self
+        }
     }
 
     /// Whether the model has tokens for [`Text::infill`].
@@ -189,7 +237,8 @@ impl Text {
         let has_all = |format: &&InfillFormat| {
             has(format.before) && has(format.after) && format.middle.is_none_or(has)
         };
-        FORMATS.iter().find(has_all)
+        let of_mellum = self.is_mellum.then_some(&MELLUM);
+        of_mellum.into_iter().chain(FORMATS).find(has_all)
     }
 
     /// The id of `name`, if it is a token that was added to the vocabulary.
@@ -253,7 +302,34 @@ mod tests {
         let of = InfillText { files: &[], ..of };
         let (codestral, _) = prompt(&text(&["[PREFIX]", "[SUFFIX]"]), of, None);
         assert_eq!(codestral, "[SUFFIX]yz[PREFIX]ab");
+        let names = ["<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"];
+        let (seed, _) = prompt(&text(&names), of, None);
+        assert_eq!(seed, "<[fim-suffix]>yz<[fim-prefix]>ab<[fim-middle]>");
         assert_eq!(text(&[]).infill(of, true, None).expect("fine"), None);
+    }
+
+    /// Its tokens are those of StarCoder.
+    #[test]
+    fn mellum_reads_the_text_after_the_gap_first() {
+        let names = ["<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<filename>"];
+        let of = InfillText {
+            before: "ab",
+            after: "yz",
+            files: &[("one", "x")],
+        };
+        let mellum = text(&names).with_infill_of("JetBrains/Mellum-4b-base");
+        let (found, _) = prompt(&mellum, of, None);
+        let expected =
+            "<filename>one\nx\n<filename>filename\n<fim_suffix>yz<fim_prefix>ab<fim_middle>";
+        assert_eq!(found, expected);
+        assert_eq!(mellum.infill_ends(), [259]);
+        let starcoder = text(&names).with_infill_of("bigcode/starcoder2-3b");
+        let (starcoder, _) = prompt(&starcoder, InfillText { files: &[], ..of }, None);
+        assert_eq!(starcoder, "<fim_prefix>ab<fim_suffix>yz<fim_middle>");
+        // Without such tokens it is any other model.
+        let other = text(&QWEN).with_infill_of("mellum-4b");
+        let (found, _) = prompt(&other, InfillText { files: &[], ..of }, None);
+        assert_eq!(found, "<|fim_prefix|>ab<|fim_suffix|>yz<|fim_middle|>");
     }
 
     #[test]

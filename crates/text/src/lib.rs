@@ -76,6 +76,8 @@ pub struct Text {
     tool_template: Option<ChatTemplate>,
     /// The prompt of a reranker, with `{query}` and `{document}` in the places of these.
     rerank_template: Option<String>,
+    /// Whether it is that of Mellum, which fills gaps in a form of its own.
+    is_mellum: bool,
     /// For parts of texts; made when it is first needed.
     part_tokenizer: OnceLock<Tokenizer>,
 }
@@ -128,6 +130,7 @@ impl Text {
             template: None,
             tool_template: None,
             rerank_template: None,
+            is_mellum: false,
             part_tokenizer: OnceLock::new(),
         };
         let template = text.compile_template(chat_template)?;

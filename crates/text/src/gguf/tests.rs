@@ -83,6 +83,18 @@ fn a_file_without_a_pre_tokenizer_is_split_as_its_architecture_is_or_refused() {
 }
 
 #[test]
+fn mellum_is_known_by_its_pre_tokenizer() {
+    for (pre, is_mellum) in [("mellum", true), ("mellum2", false), ("starcoder", false)] {
+        let header = Header {
+            metadata: content(Some(pre), "gpt2").metadata,
+            ..Header::default()
+        };
+        let text = of_header(header, "the file").expect("a known tokenizer");
+        assert_eq!(text.is_mellum, is_mellum, "{pre}");
+    }
+}
+
+#[test]
 fn bos_is_added_when_the_file_says_so() {
     let mut with_bos = content(Some("gpt-2"), "gpt2");
     with_bos
