@@ -164,6 +164,23 @@ pub fn v3(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     spec(keys, shape, layer, experts)
 }
 
+/// Sets what the class assumes.
+pub fn youtu_defaults(keys: &mut Keys) {
+    keys.default("max_position_embeddings", 131_072);
+    keys.default("tie_word_embeddings", true);
+    keys.default("q_lora_rank", 1536);
+    keys.default("v_head_dim", 128);
+    keys.default("qk_nope_head_dim", 128);
+    keys.ignore("embedding_initializer_range");
+    latent_defaults(keys);
+}
+
+/// Youtu-LLM: the attention of DeepSeek-V3, without experts.
+pub fn youtu(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
+    let layer = layer(keys, shape)?;
+    Ok(vec![layer; shape.num_layers].into())
+}
+
 /// Whether a GGUF file has experts by sigmoids: it says so, or has what is added to them.
 fn has_sigmoids(keys: &Keys) -> bool {
     let dense = keys.peek("first_k_dense_replace").as_u64().unwrap_or(0);

@@ -2,7 +2,7 @@
 
 use super::experts;
 use super::parts::{activation_or, drop_further_layers, eps_5, plain, with_mtp_after};
-use super::rope::partial_rope;
+use super::rope::{default_theta, partial_rope};
 use crate::config::keys::{Keys, ModelShape};
 use crate::spec::{LayerSpec, MlpSpec, ModelSpec, Norms, QkNorm, RopeRows};
 use foretoken_kernels::Activation;
@@ -76,7 +76,31 @@ pub fn moe_defaults(keys: &mut Keys) {
 
 /// GLM-4.5 to 4.7: experts in all but the first layers, by the sigmoids of their logits, and one of all tokens.
 pub fn glm4_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
-    let rope = partial_rope(keys, shape, 0.5)?;
+    rotated_by(keys, shape, 0.5)
+}
+
+/// Sets what the class assumes.
+pub fn solar_open_defaults(keys: &mut Keys) {
+    keys.default("head_dim", 128);
+    keys.default("intermediate_size", 10_240);
+    keys.default("first_k_dense_replace", 0);
+    keys.default("moe_intermediate_size", 1280);
+    keys.default("num_nextn_predict_layers", 0);
+    keys.default("num_key_value_heads", 8);
+    default_theta(keys, 1e6);
+    moe_defaults(keys);
+}
+
+/// Solar Open: the experts of GLM-4.5 in all layers, and the attention of a Llama.
+pub fn solar_open(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
+    keys.only("first_k_dense_replace", 0)?;
+    keys.only("use_qk_norm", false)?;
+    rotated_by(keys, shape, 1.)
+}
+
+/// GLM-4.5, of whose heads this share is rotated, if the file does not say otherwise.
+fn rotated_by(keys: &mut Keys, shape: &ModelShape, share: f64) -> Result<ModelSpec, String> {
+    let rope = partial_rope(keys, shape, share)?;
     let bias = keys.flag("attention_bias")?.unwrap_or(false);
     let has_norms = keys.flag("use_qk_norm")?.unwrap_or(false);
     let has_norms = keys.has_tensor("attn_q_norm.weight").unwrap_or(has_norms);

@@ -152,10 +152,13 @@ pub const ARCHITECTURES: &[Architecture] = architectures! {
     "nemotron_h" "NemotronHForCausalLM" nemotron_h::nemotron_h, with nemotron_h::defaults;
     "glm4" "Glm4ForCausalLM" glm::glm4, with glm::defaults;
     "glm4_moe" "Glm4MoeForCausalLM" glm::glm4_moe, in_gguf Some("glm4moe"), with glm::moe_defaults;
+    // In GGUF files it is a GLM-4.5.
+    "solar_open" "SolarOpenForCausalLM" glm::solar_open, in_gguf None, with glm::solar_open_defaults;
     // In GGUF files all of these are one.
     "deepseek_v2" "DeepseekV2ForCausalLM" deepseek::v2, in_gguf Some("deepseek2"), with deepseek::v2_defaults;
     "deepseek_v3" "DeepseekV3ForCausalLM" deepseek::v3, in_gguf None, with deepseek::v3_defaults;
     "glm4_moe_lite" "Glm4MoeLiteForCausalLM" deepseek::v3, in_gguf None, with deepseek::glm4_lite_defaults;
+    "youtu" "YoutuForCausalLM" deepseek::youtu, in_gguf None, with deepseek::youtu_defaults;
     "hunyuan_v1_dense" "HunYuanDenseV1ForCausalLM" llama::hunyuan, in_gguf Some("hunyuan-dense"), with llama::hunyuan_defaults;
     "hunyuan_v1_moe" "HunYuanMoEV1ForCausalLM" llama::hunyuan_moe, in_gguf Some("hunyuan-moe"), with llama::hunyuan_defaults;
     "gpt_oss" "GptOssForCausalLM" gpt_oss::gpt_oss, in_gguf Some("gpt-oss"), with gpt_oss::defaults;
