@@ -274,8 +274,8 @@ fn see_a_whole_text<E: Sample>() {
         (9, 3, None),
         (CHUNK + 70, 3, None),
         (CHUNK + 70, 1, Some(7)),
-        (3 * CHUNK + 5, 3, Some(CHUNK + 9)),
-        (3 * CHUNK, 8, Some(1)),
+        (2 * CHUNK + 5, 1, Some(CHUNK + 9)),
+        (2 * CHUNK, 8, Some(1)),
     ] {
         let form = Form {
             window,
