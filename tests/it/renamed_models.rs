@@ -245,3 +245,36 @@ fn youtu_computes_what_deepseek_does_without_experts() {
     }
     assert_eq!(of_config(&youtu), expected);
 }
+
+/// Its layers for further tokens are not read.
+#[test]
+fn mimo_computes_what_qwen2_does() {
+    let fixture = fixture("qwen2");
+    let folder = tempfile::tempdir().unwrap();
+    let mut stored = fixture.stored();
+    let mut of = |config: &Json, more: &[&str]| {
+        for name in more {
+            let other = Tensor::zeros(3, DType::F32, &Device::Cpu).unwrap();
+            stored.insert((*name).to_owned(), other);
+        }
+        write_config(folder.path(), config);
+        let file = folder.path().join("model.safetensors");
+        candle_core::safetensors::save(&stored, file).unwrap();
+        let model = open(folder.path()).map_err(|e| e.to_string())?;
+        Ok::<_, String>(logits(model, &fixture.prompt))
+    };
+    let mut config = read_json(fixture.folder.join("config.json"));
+    let expected = of(&config, &[]).unwrap();
+    config["architectures"] = json!(["MiMoForCausalLM"]);
+    config["model_type"] = json!("mimo");
+    config["attention_bias"] = json!(true);
+    config["num_nextn_predict_layers"] = json!(1);
+    config["use_mrope"] = json!(false);
+    let further = "model.mtp_layers.0.input_proj.weight";
+    assert_eq!(of(&config, &[further]), Ok(expected));
+    let error = of(&config, &["model.other.weight"]).unwrap_err();
+    assert!(error.contains("model.other.weight"), "{error}");
+    config["attention_bias"] = json!(false);
+    let error = of(&config, &[]).unwrap_err();
+    assert!(error.contains("attention_bias false"), "{error}");
+}

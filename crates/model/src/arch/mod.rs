@@ -110,6 +110,7 @@ pub const ARCHITECTURES: &[Architecture] = architectures! {
     // In GGUF files it is a Llama.
     "mixtral" "MixtralForCausalLM" llama::mixtral, in_gguf None, with llama::mixtral_defaults;
     "qwen2" "Qwen2ForCausalLM" qwen::qwen2;
+    "mimo" "MiMoForCausalLM" qwen::mimo, in_gguf None;
     "qwen3" "Qwen3ForCausalLM" qwen::qwen3;
     "qwen2_moe" "Qwen2MoeForCausalLM" qwen::qwen2_moe, in_gguf Some("qwen2moe"), with qwen::qwen2_moe_defaults;
     "qwen3_moe" "Qwen3MoeForCausalLM" qwen::qwen3_moe, in_gguf Some("qwen3moe"), with qwen::qwen3_moe_defaults;

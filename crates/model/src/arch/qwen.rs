@@ -1,4 +1,4 @@
-//! Qwen 2, 2.5 and 3, dots.llm1 and Mellum 2.
+//! Qwen 2, 2.5 and 3, MiMo, dots.llm1 and Mellum 2.
 
 use super::experts::{self, experts};
 use super::parts::{by_kind, plain, windows, with_attention_bias, with_ropes, with_windows};
@@ -15,6 +15,16 @@ pub fn qwen2(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
         ..plain(keys, shape, rope)?
     };
     layers(keys, shape, &layer)
+}
+
+/// MiMo is a Qwen 2 with layers for further tokens, which are not read.
+pub fn mimo(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
+    keys.only("attention_bias", true)?;
+    keys.ignore("num_nextn_predict_layers");
+    Ok(ModelSpec {
+        unread: vec!["model.mtp_layers.".to_owned()],
+        ..qwen2(keys, shape)?
+    })
 }
 
 pub fn qwen3(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
