@@ -108,8 +108,8 @@ pub type Draw<'a> = dyn FnMut(&ForwardOutput, Option<&Tensor>) -> Result<Tensor>
 /// `forward` first writes the K and V of every row to its slot, then attends: each row sees its
 /// span's context and the rows of its span that the mask allows. It touches no other slot. A row's
 /// logits depend only on its own sequence, bit for bit: neither on the other spans nor on how the
-/// sequence was divided into forwards (docs/cuda.md says when this holds on a GPU). Only a text that is read in both directions
-/// must not be divided ([`ModelInfo::is_bidirectional`]).
+/// sequence was divided into forwards (docs/cuda.md says when this holds on a GPU). Only a text whose tokens see those
+/// after them must not be divided ([`ModelInfo::is_bidirectional`]).
 pub trait Model: Send {
     /// What the engine knows of this model.
     fn info(&self) -> &ModelInfo;
