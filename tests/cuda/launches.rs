@@ -6,6 +6,7 @@ use candle_core::{DType, Device, Error, Tensor};
 use foretoken::kernels::graph::Recorder;
 use foretoken::kernels::quant::{BlockType, matmul_quantized};
 use foretoken::kernels::{add_layer_norm, add_norm, layer_norm, pick_rows, rms_norm, spread};
+use foretoken::kv::KvCacheDtype;
 use foretoken::model::{LoadOptions, ModelSource};
 use std::path::Path;
 
@@ -13,13 +14,14 @@ use std::path::Path;
 fn nodes_of_a_step(
     gpu: &Device,
     source: &ModelSource,
-    quantize: Option<BlockType>,
+    (quantize, kv_cache_dtype): (Option<BlockType>, KvCacheDtype),
     rows: usize,
 ) -> usize {
     let options = LoadOptions {
         dtype: Some(DType::BF16),
         device: gpu.clone(),
         quantize,
+        kv_cache_dtype,
         ..LoadOptions::default()
     };
     let mut model = model_by(source, &options).unwrap();
@@ -40,14 +42,14 @@ fn launches_of_a_layer(
     folder: &Path,
     (kind, head_dim): (&str, usize),
     width: usize,
-    quantize: Option<BlockType>,
+    forms: (Option<BlockType>, KvCacheDtype),
     rows: usize,
 ) -> usize {
     let gpu = gpu();
     let nodes = [2, 3].map(|layers| {
         let more = [("num_hidden_layers", layers), ("intermediate_size", width)];
         let source = shape(&folder.join(layers.to_string()), kind, head_dim, &more);
-        nodes_of_a_step(&gpu, &source, quantize, rows)
+        nodes_of_a_step(&gpu, &source, forms, rows)
     });
     nodes[1] - nodes[0]
 }
@@ -55,13 +57,18 @@ fn launches_of_a_layer(
 #[test]
 fn a_layer_of_a_few_rows_has_seven_launches() {
     let folder = tempfile::tempdir().unwrap();
-    let of = |width, quantize, rows| {
-        launches_of_a_layer(folder.path(), ("llama", 64), width, quantize, rows)
-    };
-    for quantize in [None, Some(BlockType::Q4K), Some(BlockType::Q8_0)] {
+    let of =
+        |width, forms, rows| launches_of_a_layer(folder.path(), ("llama", 64), width, forms, rows);
+    for forms in [
+        (None, KvCacheDtype::Auto),
+        (Some(BlockType::Q4K), KvCacheDtype::Auto),
+        (Some(BlockType::Q8_0), KvCacheDtype::Auto),
+        (None, KvCacheDtype::Q8_0),
+        (Some(BlockType::Q4K), KvCacheDtype::Fp8),
+    ] {
         for rows in [1, 9] {
-            let count = of(512, quantize, rows);
-            assert_eq!(count, 7, "{quantize:?}, {rows} rows");
+            let count = of(512, forms, rows);
+            assert_eq!(count, 7, "{forms:?}, {rows} rows");
         }
     }
 }
@@ -76,7 +83,7 @@ fn a_step_has_seven_nodes_beside_its_layers() {
     let source = shape(folder.path(), "llama", 64, &more);
     for quantize in [None, Some(BlockType::Q8_0)] {
         for rows in [1, 9] {
-            let nodes = nodes_of_a_step(&gpu, &source, quantize, rows);
+            let nodes = nodes_of_a_step(&gpu, &source, (quantize, KvCacheDtype::Auto), rows);
             assert_eq!(nodes - 2 * 7, 7, "{quantize:?}, {rows} rows");
         }
     }
@@ -95,7 +102,7 @@ fn a_position_embedding_has_no_launch() {
         ];
         let folder = folder.path().join(base.to_string());
         let source = shape(&folder, "gemma3_text", 64, &more);
-        nodes_of_a_step(&gpu, &source, None, 1)
+        nodes_of_a_step(&gpu, &source, (None, KvCacheDtype::Auto), 1)
     });
     assert_eq!(nodes[0], nodes[1], "with one embedding, and with two");
 }

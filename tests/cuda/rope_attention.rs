@@ -1,5 +1,6 @@
 //! Attention that rotates heads and writes keys and values itself: the bits of the kernels one after the other.
 
+use super::kv_cache_dtype::written_to;
 use super::quantized::{noise, values};
 use super::{BLOCK_SIZE, BLOCKS, gpu};
 use candle_core::{DType, Device, Tensor};
@@ -24,6 +25,8 @@ struct Case {
     /// Heads before the queries that are none of attention's.
     gates: usize,
     is_windowed: bool,
+    /// The dtype of pools of 8 bits, and the elements of a head in them; `None` = that of all else.
+    rounded: Option<(DType, usize)>,
 }
 
 /// Sequences: rows, tokens before them, and whether the rows are a tree.
@@ -96,12 +99,17 @@ fn both(case: Case, parts: Parts<'_>, dtype: DType, gpu: &Device) -> [Vec<Vec<Ve
         sinks: case.is_windowed.then_some(&sinks),
         ..AttentionParams::scaled(0.1)
     };
-    let old = [(); 2].map(|()| noise(pool, KV_HEADS * case.dim, dtype, gpu));
+    let blocks = spans.iter().flat_map(|span| &span.blocks);
+    let size = BLOCK_SIZE as u32;
+    let places: Vec<u32> = blocks
+        .flat_map(|block| block * size..(block + 1) * size)
+        .collect();
+    let old = noise(places.len(), (1 + 2 * KV_HEADS) * case.dim, dtype, gpu);
+    let old = old.reshape((places.len(), (), case.dim)).unwrap();
+    let form = case.rounded.unwrap_or((dtype, case.dim));
+    let old = written_to(form, &old, &places, pool, gpu);
     [true, false].map(|at_once| {
-        let [k, v] = [0, 1].map(|i| {
-            let copy = old[i].copy().unwrap();
-            copy.reshape((pool, KV_HEADS, case.dim)).unwrap()
-        });
+        let [k, v] = [0, 1].map(|i| old[i].copy().unwrap());
         let qkv = all.copy().unwrap().reshape((rows, (), case.dim)).unwrap();
         let qkv = qkv.narrow(1, case.gates, stored).unwrap();
         let pools = Pools {
@@ -165,6 +173,45 @@ fn one_kernel_gives_the_bits_of_several() {
             half: 0,
             values_are_keys: true,
             norms_values: true,
+            ..plain
+        },
+        Case {
+            rounded: Some((DType::U8, 68)),
+            is_windowed: true,
+            ..plain
+        },
+        Case {
+            dim: 128,
+            half: 64,
+            norms: Some((false, false)),
+            rounded: Some((DType::U8, 136)),
+            ..plain
+        },
+        Case {
+            dim: 96,
+            half: 48,
+            values_are_keys: true,
+            norms_values: true,
+            rounded: Some((DType::U8, 102)),
+            ..plain
+        },
+        Case {
+            norms: Some((false, true)),
+            rounded: Some((DType::F8E4M3, 64)),
+            ..plain
+        },
+        Case {
+            dim: 128,
+            half: 64,
+            is_windowed: true,
+            rounded: Some((DType::F8E4M3, 128)),
+            ..plain
+        },
+        Case {
+            dim: 80,
+            half: 10,
+            norms: Some((true, false)),
+            rounded: Some((DType::F8E4M3, 80)),
             ..plain
         },
     ];

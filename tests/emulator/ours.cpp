@@ -46,6 +46,10 @@ namespace {
     ADD_WIDTH(NAME##_to_128)                                                                       \
     ADD_WIDTH(NAME##_to_256)                                                                       \
     ADD_WIDTH(NAME##_to_512)
+#define ADD_ROTATING(NAME)                                                                         \
+    ADD(attend_rotating_##NAME##_64)                                                               \
+    ADD(attend_rotating_##NAME##_128)                                                              \
+    ADD(attend_rotating_##NAME##_to_128)
 #define ADD_LONG(NAME)                                                                             \
     ADD(prefill_##NAME##_64)                                                                       \
     ADD(prefill_##NAME##_128)                                                                      \
@@ -96,12 +100,12 @@ namespace {
     ADD(gemv2_8_bf16)
     ADD(gemv1_16_bf16)
     ADD(gemv2_16_bf16)
-    ADD(attend_rotating_f16_64)
-    ADD(attend_rotating_f16_128)
-    ADD(attend_rotating_f16_to_128)
-    ADD(attend_rotating_bf16_64)
-    ADD(attend_rotating_bf16_128)
-    ADD(attend_rotating_bf16_to_128)
+    ADD_ROTATING(f16)
+    ADD_ROTATING(f16_fp8)
+    ADD_ROTATING(f16_q8_0)
+    ADD_ROTATING(bf16)
+    ADD_ROTATING(bf16_fp8)
+    ADD_ROTATING(bf16_q8_0)
     ADD(gated_gemv1_8_f16)
     ADD(gated_gemv2_8_f16)
     ADD(gated_gemv1_16_f16)

@@ -10,7 +10,7 @@ use super::rope_kv_write::{Pools, ValueHeads, rope_kv_write};
 use candle_core::{Result, Tensor};
 
 /// [`rope_kv_write`], then [`paged_attention`] of the queries over the same pools; all rows attend. For up to 16 rows of f16
-/// or bf16 on a GPU, with heads of up to 128 values and pools of that dtype, a single kernel does both with the same bits.
+/// or bf16 on a GPU, with heads of up to 128 values, a single kernel does both with the same bits.
 ///
 /// # Errors
 /// Returns the errors of both.

@@ -52,9 +52,7 @@ __device__ void rope_kv_write_rounded(const Heads<T> &all, const uint32_t *slots
         return;
     }
     float *head = reinterpret_cast<float *>(memory) + threadIdx.x / 32 * all.d;
-    all.write(place.row, place.head, head, [] { wait_for_previous(); });
-    __syncwarp();
-    quantize(head, all.d, place.is_key ? k_pool : v_pool, place.at);
+    all.write_rounded(place.row, place.head, head, place.is_key ? k_pool : v_pool, place.at, [] { wait_for_previous(); });
 }
 
 #define PARAMETERS int rows, int heads, int all, int d, HEAD_PARAMETERS

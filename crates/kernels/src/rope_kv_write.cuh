@@ -147,8 +147,18 @@ template <typename T> struct Heads {
     }
 
     // As above, when all of qkv can be read.
-    __device__ __forceinline__ void write(int row, int head, T *to) const {
+    template <typename To> __device__ __forceinline__ void write(int row, int head, To *to) const {
         write(row, head, to, [] {});
+    }
+
+    // Rounds a head of a row once, from f32, to a pool in blocks or in FP8, from value `at` on. `in_f32` is memory of the
+    // warp for its values.
+    template <typename Pool, typename Wait>
+    __device__ __forceinline__ void write_rounded(int row, int head, float *in_f32, const Pool &pool, size_t at,
+                                                  Wait wait) const {
+        write(row, head, in_f32, wait);
+        __syncwarp();
+        quantize(in_f32, d, pool, at);
     }
 };
 

@@ -236,7 +236,7 @@ mod cuda {
         }
 
         /// The dtype of the pools, if they are of blocks or of FP8: what is written is then rounded.
-        pub fn dtype_if_rounded(&self) -> Option<DType> {
+        fn dtype_if_rounded(&self) -> Option<DType> {
             let dtype = self.pools.map(|pools| pools.k.dtype());
             dtype.filter(|dtype| matches!(dtype, DType::U8 | DType::F8E4M3))
         }

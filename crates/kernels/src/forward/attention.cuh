@@ -13,7 +13,7 @@ template <typename T, int D> struct alignas(16) TeamMemory {
 };
 
 template <typename T, int D> struct Team {
-    NewRows<T> rows;
+    NewRows<T, T *> rows;
     T *queries;
     // The slots of the chunk's keys.
     const int *slots;

@@ -48,9 +48,9 @@ template <typename T, int D, bool PADDED, typename Pool> struct WholeBlock {
 };
 
 // A block that also rotates the queries and keys that it needs.
-template <typename T, int D, bool PADDED> struct RotatingBlock {
-    WholeBlock<T, D, PADDED, Numbers<T>> block;
-    NewRows<T> rows;
+template <typename T, int D, bool PADDED, typename Pool, typename NewPool> struct RotatingBlock {
+    WholeBlock<T, D, PADDED, Pool> block;
+    NewRows<T, NewPool> rows;
     T *queries;
 
     __device__ __forceinline__ int thread() const { return threadIdx.x; }
@@ -101,15 +101,18 @@ __device__ void attend_by_blocks(const T *q, const Pool &k, const Pool &v, T *ou
 }
 
 // A block takes a tile, a K/V head and one chunk of rows that are not rotated yet.
-template <typename T, int D, bool PADDED>
-__device__ void attend_rotating(const Heads<T> &heads, const uint32_t *slots, int rows, T *k, T *v, T *out, const Args &args) {
+template <typename T, int D, bool PADDED, typename NewPool>
+__device__ void attend_rotating(const Heads<T> &heads, const uint32_t *slots, int rows, const NewPool &k, const NewPool &v,
+                                T *out, const Args &args) {
     DYNAMIC_SHARED(memory);
     Shared<T, D> &shared = *reinterpret_cast<Shared<T, D> *>(memory);
     const Item item = {(int)blockIdx.x, (int)blockIdx.y, (int)blockIdx.z};
-    const Numbers<T> keys{k}, values{v};
-    const RotatingBlock<T, D, PADDED> team{{nullptr, keys, values, shared.slots, args},
-                                           {heads, reinterpret_cast<const int *>(slots), rows, k, v},
-                                           queries_in(shared)};
+    const auto keys = as_read(k), values = as_read(v);
+    using Pool = std::remove_const_t<decltype(keys)>;
+    const RotatingBlock<T, D, PADDED, Pool, NewPool> team{
+        {nullptr, keys, values, shared.slots, args},
+        {heads, reinterpret_cast<const int *>(slots), rows, k, v, heads_in(shared)},
+        queries_in(shared)};
     if (attend<T, D, true, PADDED>(team, shared, item, keys, values, out, args)) {
         merge_if_last<T, D, PADDED>(out, args, item);
     } else {
@@ -138,11 +141,12 @@ __device__ void attend_rotating(const Heads<T> &heads, const uint32_t *slots, in
     }
 
 // Kernels of few rows that also rotate queries and keys, and write keys and values.
+#define ROTATING_PARAMETERS(T)                                                                     \
+    const T *qkv, const T *cos, const T *sin, const T *q_norm, const T *k_norm, const uint32_t *slots
 #define ATTEND_ROTATING_KERNEL(T, NAME, D, PADDED)                                                 \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS<D>)                               \
-        attend_rotating_##NAME(const T *qkv, const T *cos, const T *sin, const T *q_norm,          \
-                               const T *k_norm, const uint32_t *slots, T *k, T *v, T *out,         \
-                               int rows, HEAD_PARAMETERS, ATTEND_PARAMETERS) {                     \
+        attend_rotating_##NAME(ROTATING_PARAMETERS(T), T *k, T *v, T *out, int rows,               \
+                               HEAD_PARAMETERS, ATTEND_PARAMETERS) {                               \
         const int all = heads + 2 * kv_heads, d = PADDED ? values : D;                             \
         attend_rotating<T, D, PADDED>(HEADS(T), slots, rows, k, v, out, ATTEND_ARGS);              \
     }
@@ -161,6 +165,15 @@ __device__ void attend_rotating(const Heads<T> &heads, const uint32_t *slots, in
         attend_by_blocks<T, D, true, PADDED>(q, Blocks{{k, k_scales}}, Blocks{{v, v_scales}}, out, \
                                              ATTEND_ARGS);                                         \
     }
+#define ATTEND_ROTATING_KERNEL_OF_BLOCKS(T, NAME, D, PADDED)                                       \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS<D>)                               \
+        attend_rotating_##NAME(ROTATING_PARAMETERS(T), int8_t *k, f16 *k_scales, int8_t *v,        \
+                               f16 *v_scales, T *out, int rows, HEAD_PARAMETERS,                   \
+                               ATTEND_PARAMETERS) {                                                \
+        const int all = heads + 2 * kv_heads, d = PADDED ? values : D;                             \
+        attend_rotating<T, D, PADDED>(HEADS(T), slots, rows, NewQ8Blocks{k, k_scales},             \
+                                      NewQ8Blocks{v, v_scales}, out, ATTEND_ARGS);                 \
+    }
 
 // The same for pools in FP8.
 #define ATTEND_KERNELS_OF_FLOAT8S(T, NAME, D, PADDED)                                              \
@@ -175,4 +188,12 @@ __device__ void attend_rotating(const Heads<T> &heads, const uint32_t *slots, in
                             ATTEND_PARAMETERS) {                                                   \
         attend_by_blocks<T, D, true, PADDED>(q, Float8Pool{{k}}, Float8Pool{{v}}, out,             \
                                              ATTEND_ARGS);                                         \
+    }
+#define ATTEND_ROTATING_KERNEL_OF_FLOAT8S(T, NAME, D, PADDED)                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS<D>)                               \
+        attend_rotating_##NAME(ROTATING_PARAMETERS(T), uint8_t *k, uint8_t *v, T *out, int rows,   \
+                               HEAD_PARAMETERS, ATTEND_PARAMETERS) {                               \
+        const int all = heads + 2 * kv_heads, d = PADDED ? values : D;                             \
+        attend_rotating<T, D, PADDED>(HEADS(T), slots, rows, NewFloat8s{k}, NewFloat8s{v}, out,    \
+                                      ATTEND_ARGS);                                                \
     }

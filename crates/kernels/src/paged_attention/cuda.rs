@@ -433,11 +433,13 @@ pub(crate) fn attend_rotating(
         kv_heads: rope.kv_heads,
         head_dim: d,
     };
-    let is_16_bits = matches!(dtype, DType::F16 | DType::BF16) && rope.dtype_if_rounded().is_none();
+    let is_16_bits = matches!(dtype, DType::F16 | DType::BF16);
     let has_groups = dims.kv_heads > 0 && dims.heads.is_multiple_of(dims.kv_heads);
     // Each block looks at all rows for those that are among its keys.
     let is_few = (1..=gpu::FEW_ROWS).contains(&rows) && rows == batch.rows();
-    let kernels = Kernels::of(d, PoolKind::Numbers).filter(|kernels| kernels.width <= MAX_ROTATED);
+    let kind = (rope.pools).and_then(|pools| PoolKind::of(pools.k.dtype(), dtype));
+    let kernels = kind.and_then(|kind| Kernels::of(d, kind));
+    let kernels = kernels.filter(|kernels| kernels.width <= MAX_ROTATED);
     let (Some(kernels), Some(pools), true, true, true) =
         (kernels, rope.pools, is_16_bits, has_groups, is_few)
     else {
@@ -469,7 +471,7 @@ pub(crate) fn attend_rotating(
     let kernel = kernel.with_shared(bytes)?;
     let out = gpu::output(device, dtype, (rows, dims.heads, d))?;
     let (launch, stride) = rope.begin(kernel.launch())?;
-    let launch = launch.tensor(pools.k)?.tensor(pools.v)?.tensor(&out)?;
+    let launch = add_pool(add_pool(launch, pools.k)?, pools.v)?.tensor(&out)?;
     let launch = args.add_to(rope.end(launch.int(rows), stride))?;
     let grid = gpu::grid((tiles, dims.kv_heads, chunks), THREADS, bytes);
     // SAFETY: the arguments match the kernel's parameters. `RopeArgs` and `AttentionBatch` have checked that heads, slots

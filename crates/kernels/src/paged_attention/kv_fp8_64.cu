@@ -2,3 +2,4 @@
 #include "fp8.cuh"
 
 FP8_KERNELS(64, 64, false)
+FP8_ROTATING_KERNELS(64, 64, false)

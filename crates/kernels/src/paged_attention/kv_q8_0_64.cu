@@ -2,3 +2,4 @@
 #include "q8_0.cuh"
 
 Q8_0_KERNELS(64, 64, false)
+Q8_0_ROTATING_KERNELS(64, 64, false)

@@ -4,13 +4,15 @@
 #include "../rope_kv_write.cuh"
 #include "attend.cuh"
 
-// The rows of a call, up to 32, none of which has been rotated or written.
-template <typename T> struct NewRows {
+// The rows of a call, up to 32, none of which has been rotated or written. NewPool is T *, NewQ8Blocks or NewFloat8s.
+template <typename T, typename NewPool> struct NewRows {
     const Heads<T> &heads;
     // The slot of each row; below 0 = its key and value are not written.
     const int *slots;
     int count;
-    T *k, *v;
+    NewPool k, v;
+    // A head for each warp, before it is rounded, if pools are in blocks or in FP8.
+    float *in_f32;
 
     // Writes keys and values of the rows that are among the keys of a chunk, whose slots are `of_chunk`. Several teams may
     // write the same values to the same places, and each reads only after it has written.
@@ -30,8 +32,16 @@ template <typename T> struct NewRows {
             // Each of a row's two heads is that of one of the warps.
             const int is_value = (team.thread() / 32 - 2 * row) & (THREADS / 32 - 1);
             if (is_value < 2) {
-                T *to = (is_value ? v : k) + ((size_t)slot * kv_heads + item.kv_head) * heads.d;
-                heads.write(row, heads.heads + is_value * kv_heads + item.kv_head, to);
+                const int head = heads.heads + is_value * kv_heads + item.kv_head;
+                const size_t at = ((size_t)slot * kv_heads + item.kv_head) * heads.d;
+                const NewPool &to = is_value ? v : k;
+                if constexpr (std::is_same_v<NewPool, T *>) {
+                    heads.write(row, head, to + at);
+                } else {
+                    // The memory may still have the head before: all threads must have read it.
+                    __syncwarp();
+                    heads.write_rounded(row, head, in_f32 + team.thread() / 32 * heads.d, to, at, [] {});
+                }
             }
         }
         if (has_written) {
@@ -50,6 +60,12 @@ template <typename T> struct NewRows {
         team.sync();
     }
 };
+
+// Where heads are before they are rounded: queries and weights come later.
+template <typename T, int D> __device__ __forceinline__ float *heads_in(Shared<T, D> &shared) {
+    static_assert(THREADS / 32 * D * sizeof(float) <= sizeof(shared.weights), "no room");
+    return shared.weights;
+}
 
 // Where queries are rotated to: weights come later.
 template <typename T, int D> __device__ __forceinline__ T *queries_in(Shared<T, D> &shared) {

@@ -35,6 +35,11 @@ struct Float8Pool : Float8s {
     __device__ __forceinline__ void prefetch(size_t at) const { prefetch_line(numbers + at); }
 };
 
+// The pool that is written, as it is read.
+template <typename T> __device__ __forceinline__ Numbers<T> as_read(T *pool) { return {pool}; }
+__device__ __forceinline__ Blocks as_read(const NewQ8Blocks &pool) { return {{pool.bytes, pool.scales}}; }
+__device__ __forceinline__ Float8Pool as_read(const NewFloat8s &pool) { return {{pool.numbers}}; }
+
 // Where values of a pool go.
 template <typename T, typename Pool> struct Destination {
     const Pool &from;

@@ -9,3 +9,8 @@
     ATTEND_KERNELS_OF_BLOCKS(bf16, bf16_q8_0_##NAME, D, PADDED)                                    \
     PREFILL_KERNEL_OF_BLOCKS(f16, f16_q8_0_##NAME, D, PADDED)                                      \
     PREFILL_KERNEL_OF_BLOCKS(bf16, bf16_q8_0_##NAME, D, PADDED)
+
+// Those that also rotate, for heads of up to 128 values.
+#define Q8_0_ROTATING_KERNELS(NAME, D, PADDED)                                                     \
+    ATTEND_ROTATING_KERNEL_OF_BLOCKS(f16, f16_q8_0_##NAME, D, PADDED)                              \
+    ATTEND_ROTATING_KERNEL_OF_BLOCKS(bf16, bf16_q8_0_##NAME, D, PADDED)
