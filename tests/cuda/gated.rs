@@ -76,3 +76,29 @@ fn dense_weights_give_the_bits_of_product_and_activation() {
         }
     }
 }
+
+/// With a gate and alone. Infinite values become those of large ones, as in f16.
+#[test]
+fn the_squared_relu_of_nan_is_nan_as_on_the_cpu() {
+    let gpu = gpu();
+    let rows = [
+        [f32::NAN, 2., 1., f32::NAN],
+        [f32::NEG_INFINITY, 3., 2., 2.],
+    ];
+    let here = Tensor::new(&rows, &Device::Cpu).unwrap();
+    let relu2 = Activation::Relu2;
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let there = here.to_dtype(dtype).unwrap().to_device(&gpu).unwrap();
+        let both = [&here, &there];
+        let (gated, alone) = (both.map(|x| glu(x, relu2)), both.map(|x| relu2.apply(x)));
+        for pair in [gated, alone] {
+            let [want, got] = pair.map(|out| values(&out.unwrap()).concat());
+            let same = |(a, b): (&f32, &f32)| a == b || a.is_nan() && b.is_nan();
+            assert!(want[0].is_nan(), "{want:?}");
+            assert!(
+                want.iter().zip(&got).all(same),
+                "{dtype:?}: {got:?}, not {want:?}"
+            );
+        }
+    }
+}

@@ -2,6 +2,7 @@
 // any batch. Prints failures, and exits with their number.
 #include "dense/gemv.cu"
 #include "dense/tiles.cu"
+#include "experts/experts.cu"
 #include "glu.cu"
 #include "kv_move.cu"
 #include "norm.cu"
@@ -465,6 +466,33 @@ void test_glu() {
     });
 }
 
+// NaN of a gate, or of what it multiplies, stays NaN in all activations, also in those of experts. What is infinite does not
+// become NaN where a function has an upper limit, or the square of the positive part.
+void test_activations_of_nan() {
+    const int rows = 3, width = 2;
+    const float gates[rows][width] = {{NAN, 1.f}, {2.f, NAN}, {INFINITY, -INFINITY}};
+    const float ups[rows][width] = {{1.f, NAN}, {NAN, 2.f}, {2.f, 2.f}};
+    const int uses[rows] = {0, 1, 2}, ids[rows] = {0, 0, 0};
+    auto is_nan = [](const char *name, const vector<float> &y) {
+        for (int i = 0; i < 2 * width; i++) {
+            CHECK(std::isnan(y[i]), "%s gives %g for NaN", name, y[i]);
+        }
+    };
+    vector<float> y(rows * width);
+    launch({1, 1, 1}, 32, [&] { glu_relu2_f32(gates[0], ups[0], y.data(), width, width, width, rows * width); });
+    is_nan("relu2", y);
+    CHECK(y[4] == INFINITY && y[5] == 0.f, "relu2 gives %g and %g", y[4], y[5]);
+    for (int activation = experts::SILU; activation <= experts::CLAMPED_SWISH; activation++) {
+        launch({rows, 1, 1}, 32, [&] {
+            activate_experts_f32(gates[0], ups[0], nullptr, uses, ids, y.data(), width, width, activation);
+        });
+        is_nan("an activation of experts", y);
+        if (activation == experts::CLAMPED_SWISH) {
+            CHECK(std::fabs(y[4] - 21.f) < 1e-3, "a clamped gate gives %g", y[4]);
+        }
+    }
+}
+
 // The emulator's own f16.
 void test_halves() {
     for (uint32_t bits = 0; bits < 0x7c00; bits++) {
@@ -519,6 +547,7 @@ int main() {
         test_rope_kv_write(half, false, false, {.keys = true});
     }
     test_glu();
+    test_activations_of_nan();
     test_prefill();
     test_q8_blocks();
     test_quantized_products();

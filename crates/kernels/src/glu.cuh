@@ -12,8 +12,9 @@ __device__ __forceinline__ float gelu_tanh(float x) {
     return 0.5f * x * (1.f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
 }
 
+// NaN stays NaN, which fmaxf would make a number.
 __device__ __forceinline__ float relu2(float x) {
-    const float positive = fmaxf(x, 0.f);
+    const float positive = x < 0.f ? 0.f : x;
     return positive * positive;
 }
 

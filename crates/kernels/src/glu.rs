@@ -82,6 +82,11 @@ impl Activation {
             Self::Silu => x.silu(),
             Self::Gelu => x.gelu_erf(),
             Self::GeluTanh => x.gelu(),
+            // In f32, candle's relu makes 0 of NaN.
+            Self::Relu2 if x.dtype() == DType::F32 => {
+                let zeros = x.zeros_like()?;
+                x.lt(&zeros)?.where_cond(&zeros, x)?.sqr()
+            }
             Self::Relu2 => x.relu()?.sqr(),
             Self::Xielu(xielu) => xielu.apply(x),
             Self::ClampedSwish => {
@@ -270,7 +275,7 @@ impl Loop for Row<'_> {
             Activation::Silu => apply(gate, up, out, |x, up| silu(x) * up),
             Activation::Gelu => apply(gate, up, out, |x, up| gelu(x) * up),
             Activation::GeluTanh => apply(gate, up, out, |x, up| gelu_tanh(x) * up),
-            Activation::Relu2 => apply(gate, up, out, |x, up| x.max(0.) * x.max(0.) * up),
+            Activation::Relu2 => apply(gate, up, out, |x, up| relu2(x) * up),
             Activation::Xielu(xielu) => apply(gate, up, out, |x, up| xielu.of(x) * up),
             Activation::ClampedSwish => apply(gate, up, out, clamped_swish),
         }
@@ -291,9 +296,17 @@ fn silu(x: f32) -> f32 {
     x / (1.0 + float::exp(-x))
 }
 
+/// NaN stays NaN, which `max` would make 0.
+#[inline(always)]
+fn relu2(x: f32) -> f32 {
+    let positive = if x < 0.0 { 0.0 } else { x };
+    positive * positive
+}
+
+/// NaN stays NaN, which `min` would make a number.
 #[inline(always)]
 fn clamped_swish(x: f32, up: f32) -> f32 {
-    let x = x.min(CLAMPED_LIMIT);
+    let x = if x > CLAMPED_LIMIT { CLAMPED_LIMIT } else { x };
     let up = up.clamp(-CLAMPED_LIMIT, CLAMPED_LIMIT);
     x / (1.0 + float::exp(-CLAMPED_ALPHA * x)) * (up + 1.0)
 }
@@ -351,5 +364,35 @@ mod tests {
         }
         let odd = Tensor::zeros((1, 3), DType::F32, &cpu).unwrap();
         assert!(glu(&odd, Activation::Silu).is_err());
+    }
+
+    /// A forward that goes wrong is seen at its logits. Infinite gates, as of f16, are those of large numbers.
+    #[test]
+    fn nan_stays_nan() {
+        let rows = [
+            [f32::NAN, 2.],
+            [2., f32::NAN],
+            [f32::INFINITY, 2.],
+            [f32::NEG_INFINITY, 2.],
+        ];
+        let both = Tensor::new(&rows, &Device::Cpu).unwrap();
+        let gates = both.narrow(1, 0, 1).unwrap();
+        for activation in [Activation::Relu2, Activation::ClampedSwish] {
+            let [fused, parts] = [glu(&both, activation), by_parts(&both, activation)].map(|out| {
+                out.unwrap()
+                    .flatten_all()
+                    .unwrap()
+                    .to_vec1::<f32>()
+                    .unwrap()
+            });
+            for out in [fused, parts] {
+                let is_nan: Vec<bool> = out.iter().map(|x| x.is_nan()).collect();
+                assert_eq!(is_nan[..3], [true, true, false], "{activation:?}: {out:?}");
+            }
+        }
+        let alone = Activation::Relu2.apply(&gates).unwrap();
+        let alone = alone.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        assert!(alone[0].is_nan());
+        assert_eq!(alone[1..], [4., f32::INFINITY, 0.]);
     }
 }

@@ -301,11 +301,12 @@ __device__ __forceinline__ float activated(int activation, float gate, float up)
     case GELU_TANH:
         return gelu_tanh(gate) * up;
     case RELU2:
-        gate = fmaxf(gate, 0.f);
-        return gate * gate * up;
+        return relu2(gate) * up;
     default:
-        gate = fminf(gate, 7.f);
-        return gate / (1.f + __expf(-1.702f * gate)) * (fminf(fmaxf(up, -7.f), 7.f) + 1.f);
+        // NaN stays NaN, which fminf and fmaxf would make a number.
+        gate = gate > 7.f ? 7.f : gate;
+        up = up < -7.f ? -7.f : up > 7.f ? 7.f : up;
+        return gate / (1.f + __expf(-1.702f * gate)) * (up + 1.f);
     }
 }
 
