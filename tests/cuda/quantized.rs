@@ -4,7 +4,7 @@ use super::texts::start;
 use super::{WITHIN, difference, gpu, logits, model_by, shape, tokens, verified_as_plain};
 use crate::common::project::file;
 use crate::common::{greedy, run, tiny, tiny_gguf};
-use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::quantized::{GgmlDType, QTensor, gguf_file};
 use candle_core::{DType, Device, Tensor};
 use foretoken::kernels::EXACT_ROWS;
 use foretoken::kernels::quant::{BlockType, DeviceQuantMatrix, QuantMatrix, matmul_quantized};
@@ -329,6 +329,44 @@ fn of_four_bits(folder: &Path) -> Vec<(ModelSource, &'static str)> {
         Some((ModelSource::Folder(folder), form))
     });
     files.into_iter().chain(folders).collect()
+}
+
+/// Products of many rows round weights to the dtype of activations.
+#[test]
+fn a_file_with_values_that_f16_does_not_have_is_refused_by_name() {
+    let gpu = gpu();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.gguf");
+    let (config, tensors) = (tiny::llama_config(16), tiny::tensors(16, DType::F32));
+    let factors = tiny_gguf::llama3_factors(&config);
+    tiny_gguf::write_gguf(&file, &tensors, GgmlDType::Q4_0, &factors);
+    let mut bytes = std::fs::read(&file).unwrap();
+    let content = gguf_file::Content::read(&mut std::io::Cursor::new(&bytes)).unwrap();
+    let (name, kind) = ("blk.0.ffn_up.weight", BlockType::Mxfp4);
+    let values = content.tensor_infos[name].shape.elem_count();
+    let mut blocks = tiny_gguf::blocks_of(kind, values / kind.block_size());
+    // 6 times 2 to the power of 14.
+    blocks[..2].copy_from_slice(&[141, 0x77]);
+    tiny_gguf::put_blocks(&mut bytes, &content, name, kind, &blocks);
+    std::fs::write(&file, bytes).unwrap();
+    let source = ModelSource::Gguf(file.into());
+    for (dtype, is_taken) in [(DType::F16, false), (DType::BF16, true)] {
+        let options = LoadOptions {
+            dtype: Some(dtype),
+            device: gpu.clone(),
+            ..LoadOptions::default()
+        };
+        let error = load(&source, &options).err().map(|e| e.to_string());
+        let want = format!(
+            "tensor {name} has values above 65504, which f16 does not have: --dtype bf16 takes them"
+        );
+        let is_refused = error.as_ref().is_some_and(|error| error.contains(&want));
+        assert_eq!(
+            (error.is_none(), is_refused),
+            (is_taken, !is_taken),
+            "{dtype:?}: {error:?}"
+        );
+    }
 }
 
 /// They stay so, and have the logits of the same values in f32, which are dense.

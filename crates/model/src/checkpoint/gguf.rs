@@ -135,7 +135,7 @@ impl GgufFile {
         dtypes: &Dtypes,
         device: &Device,
     ) -> Result<Arc<dyn Matrix>> {
-        let mut tensor = self.read(&format!("{name}.weight"))?;
+        let mut tensor = self.weights(name, dtypes)?;
         if tensor.dims != [shape.0, shape.1] {
             return Err(Error::wrong_shape(name, &tensor.dims, &[shape.0, shape.1]));
         }
@@ -159,7 +159,7 @@ impl GgufFile {
         dtypes: &Dtypes,
         device: &Device,
     ) -> Result<Vec<Arc<dyn Matrix>>> {
-        let stored = self.read(&format!("{name}.weight"))?;
+        let stored = self.weights(name, dtypes)?;
         let dims = [count, shape.0, shape.1];
         if stored.dims != dims {
             return Err(Error::wrong_shape(name, &stored.dims, &dims));
@@ -302,6 +302,16 @@ impl GgufFile {
     fn read(&mut self, name: &str) -> Result<Stored> {
         let gguf = self.known_name(name)?;
         self.raw(&gguf)
+    }
+
+    /// The tensor of matrices `name` (without `.weight`), whose values weights may have.
+    fn weights(&mut self, name: &str, dtypes: &Dtypes) -> Result<Stored> {
+        let name = self.known_name(&format!("{name}.weight"))?;
+        let stored = self.raw(&name)?;
+        if stored.kind == BlockType::Mxfp4 {
+            dtypes.check_mxfp4(&stored.data, &name)?;
+        }
+        Ok(stored)
     }
 
     fn known_name(&self, name: &str) -> Result<String> {

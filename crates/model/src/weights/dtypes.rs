@@ -1,11 +1,13 @@
 //! What the tensors of a checkpoint become when they are loaded.
 
 use crate::matrix::{self, WeightForm};
+use crate::packed::mxfp4;
 use candle_core::DType;
-use foretoken_core::error::{Error, Result};
+use foretoken_core::error::{Error, Result, clipped};
 use foretoken_core::kv::{KvForm, KvHeads};
 use foretoken_kernels::FLOAT8_HEAD_DIM_STEP;
 use foretoken_kernels::quant::BlockType;
+use half::f16;
 
 /// The dtypes that tensors are converted to. Quantized weights keep their blocks.
 #[derive(Debug, Clone, Copy)]
@@ -60,6 +62,30 @@ impl Dtypes {
         };
         Err(Error::setup(format!(
             "--kv-cache-dtype {name} needs keys and values in heads of a multiple of {size} values, and the model has {found}: {accepted}"
+        )))
+    }
+
+    /// Whether a weight may have such a value: on a GPU, products of many rows round weights to the dtype of activations.
+    pub(crate) fn holds(&self, value: f32) -> bool {
+        !self.rounds_to_f16() || value <= f16::MAX.to_f32()
+    }
+
+    fn rounds_to_f16(&self) -> bool {
+        self.on_gpu && self.activations == DType::F16
+    }
+
+    /// Checks that blocks of MXFP4, as GGUF files have them, have no value that a weight of the tensor `name` may not have.
+    ///
+    /// # Errors
+    /// A setup error that names the tensor if there is such a value.
+    pub(crate) fn check_mxfp4(&self, blocks: &[u8], name: &str) -> Result<()> {
+        if !self.rounds_to_f16() || self.holds(mxfp4::largest(blocks)) {
+            return Ok(());
+        }
+        Err(Error::setup(format!(
+            "tensor {} has values above {}, which f16 does not have: --dtype bf16 takes them",
+            clipped(name),
+            f16::MAX
         )))
     }
 

@@ -243,37 +243,13 @@ impl Weights {
     fn keeps_float8(&self, matrix: &Float8<'_>) -> bool {
         let form = self.form_of_float8(matrix.shape.1, matrix.block.1);
         let mut largest = matrix.scales.iter().map(|scale| scale.abs() * fp8::MAX);
-        form.is_some() && largest.all(|value| self.holds(value))
+        form.is_some() && largest.all(|value| self.dtypes.holds(value))
     }
 
     /// Whether the matrix stays NVFP4.
     fn keeps_nvfp4(&self, matrix: &Nvfp4<'_>) -> bool {
         let largest = fp8::MAX * matrix.factor * mxfp4::MAX;
-        self.form_of_nvfp4(matrix.shape.1).is_some() && self.holds(largest)
-    }
-
-    /// Whether a weight may have such a value: on a GPU, products of many rows round weights to the dtype of activations.
-    fn holds(&self, value: f32) -> bool {
-        !self.rounds_to_f16() || value <= f16::MAX.to_f32()
-    }
-
-    fn rounds_to_f16(&self) -> bool {
-        self.dtypes.on_gpu && self.dtypes.activations == DType::F16
-    }
-
-    /// Checks that blocks of MXFP4, as GGUF files have them, have no value that a weight of the tensor `name` may not have.
-    ///
-    /// # Errors
-    /// A setup error that names the tensor if there is such a value.
-    pub(super) fn check_mxfp4(&self, blocks: &[u8], name: &str) -> Result<()> {
-        if !self.rounds_to_f16() || self.holds(mxfp4::largest(blocks)) {
-            return Ok(());
-        }
-        Err(Error::setup(format!(
-            "tensor {} has values above {}, which f16 does not have: --dtype bf16 takes them",
-            clipped(name),
-            f16::MAX
-        )))
+        self.form_of_nvfp4(matrix.shape.1).is_some() && self.dtypes.holds(largest)
     }
 
     /// Adds a matrix to the inventory that is loaded in this form.
@@ -308,7 +284,7 @@ impl Weights {
             return self.matrix_of(&dense.to_device(&self.device)?, name);
         };
         if blocks.kind == BlockType::Mxfp4 {
-            self.check_mxfp4(&blocks.data, name)?;
+            self.dtypes.check_mxfp4(&blocks.data, name)?;
         }
         let form = self.form_of(Some(blocks.kind), None, shape);
         let data = match order {

@@ -151,7 +151,7 @@ impl Weights {
         mut data: Vec<u8>,
         name: &str,
     ) -> Result<Arc<dyn Matrix>> {
-        self.check_mxfp4(&data, name)?;
+        self.dtypes.check_mxfp4(&data, name)?;
         if let Some(order) = stack.order {
             data = gguf::in_order(&data, stack.shape.0, order);
         }
