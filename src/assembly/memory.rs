@@ -3,6 +3,7 @@
 use super::device_memory::DeviceMemory;
 use crate::config::{Config, KvBudget};
 use crate::error::{Error, Result};
+use crate::kernels::MAX_GPU_STATES;
 use crate::model::{Model, ModelInfo};
 use crate::spec::max_state_copies;
 use sysinfo::{
@@ -79,6 +80,9 @@ pub fn cache(
                 .collect()
         })
         .collect();
+    if !gpus.is_empty() {
+        check_count_of_states(config, per_state)?;
+    }
     let states = count_of_states(config, per_state) as u64;
     let states_on = |gpu| states.saturating_mul(target.kv_shape().bytes_per_state_on(gpu) as u64);
     let needs = models().map(|model| workspace(model.info(), config)).max();
@@ -145,14 +149,33 @@ fn count_of_states(config: &Config, per_state: usize) -> usize {
     if per_state == 0 {
         return 0;
     }
-    let sequences = config.engine.max_num_seqs;
+    let (each, beside) = kinds_of_states(config, per_state);
+    each * config.engine.max_num_seqs + beside
+}
+
+/// The number of recurrent states of each sequence, and of those beside them.
+fn kinds_of_states(config: &Config, per_state: usize) -> (usize, usize) {
     // Its own, with a prefix cache the copy after its last whole block; and what a step has beside them that may be
     // interrupted: the state before it, with a prefix cache also those of two blocks that it may end.
     if config.engine.no_prefix_caching {
-        sequences + 1
+        (1, 1)
     } else {
-        2 * sequences + 3 + max_state_copies(per_state)
+        (2, 3 + max_state_copies(per_state))
     }
+}
+
+/// Checks that a GPU has places for the recurrent states of all sequences.
+fn check_count_of_states(config: &Config, per_state: usize) -> Result<()> {
+    let states = count_of_states(config, per_state);
+    if states <= MAX_GPU_STATES {
+        return Ok(());
+    }
+    let (each, beside) = kinds_of_states(config, per_state);
+    let most = (MAX_GPU_STATES - beside) / each;
+    let sequences = config.engine.max_num_seqs;
+    Err(Error::setup(format!(
+        "--max-num-seqs {sequences} needs {states} recurrent states, and a GPU takes {MAX_GPU_STATES}: at most {most} is accepted"
+    )))
 }
 
 /// What the log tells of recurrent states of `per_state` bytes each.

@@ -98,6 +98,6 @@ pub use short_conv::{ConvWeights, short_conv, short_conv_write};
 pub use slots::Slots;
 pub use span::Span;
 pub use spread::spread;
-pub use states::{KeptState, StatePool, StateRows, StateShape, StateStart};
+pub use states::{KeptState, MAX_GPU_STATES, StatePool, StateRows, StateShape, StateStart};
 pub use widen::{widen_to, widened};
 pub use writes::{SentWrites, Writes};

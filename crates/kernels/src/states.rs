@@ -10,8 +10,7 @@ use device::DeviceStates;
 use std::ops::Range;
 
 /// Maximum number of states of a layer on a GPU.
-#[cfg(feature = "cuda")]
-const MAX_GPU_STATES: usize = 1 << 14;
+pub const MAX_GPU_STATES: usize = 1 << 14;
 
 /// The rows of one sequence in a forward, for layers that keep a state of the whole text instead of K and V of its
 /// tokens.

@@ -111,6 +111,27 @@ fn copies_of_states_are_told_of_where_they_are_made() {
     );
 }
 
+#[test]
+fn more_states_than_a_gpu_takes_are_refused_by_the_flag() {
+    for (flags, most) in [("", 8062), ("--no-prefix-caching", 16_383)] {
+        let check = |sequences: usize, per_state| {
+            let flags = format!("{flags} --max-num-seqs {sequences}");
+            check_count_of_states(&config(&flags), per_state).map_err(|e| e.to_string())
+        };
+        assert_eq!(check(most, 3 << 19), Ok(()));
+        let error = check(most + 1, 3 << 19).unwrap_err();
+        let (start, end) = (
+            format!("--max-num-seqs {} needs 16385 recurrent states", most + 1),
+            format!("a GPU takes 16384: at most {most} is accepted"),
+        );
+        assert!(
+            error.starts_with(&start) && error.ends_with(&end),
+            "{error}"
+        );
+        assert_eq!(check(most + 1, 0), Ok(()), "a model without states");
+    }
+}
+
 /// Sequences beyond the rows of a step add no sampled rows.
 #[test]
 fn no_more_rows_are_sampled_than_a_step_has() {
