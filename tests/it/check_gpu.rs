@@ -117,7 +117,10 @@ fn what_a_gpu_does_not_take_is_refused_in_one_line() {
         assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1));
         assert!(needles.iter().all(|needle| said.contains(needle)), "{said}");
     };
-    wrong(&["--gpu", "h1000"], ["unknown GPU", "RTX 4090"]);
+    wrong(
+        &["--gpu", "h1000"],
+        ["unknown GPU: known are H100, ", "H200"],
+    );
     let both = ["--gpu", "h100", "--device", "cpu"];
     wrong(&both, ["--device cpu", "leave one out"]);
 }
