@@ -354,28 +354,32 @@ fn a_token_takes_the_bytes_of_its_blocks() {
     }
 }
 
-/// Forwards in one launch have no kernel for blocks: the others are used, with their bits.
+/// Also with pools of FP8, and of 128 values a head.
 #[test]
-fn blocks_are_not_in_one_launch() {
+fn steps_in_one_launch_have_the_bits_of_single_kernels() {
     let gpu = gpu();
     let folder = tempfile::tempdir().unwrap();
-    let source = shape(folder.path(), "llama", 64, &[]);
-    let (tokens, cuts) = (tokens(40), [30, 1, 1, 1, 1, 5, 1]);
-    let run = |one_launch: bool| {
-        let options = LoadOptions {
-            one_launch,
-            ..options(&gpu, DType::BF16, KvCacheDtype::Q8_0)
-        };
-        let before = Log::of_this_thread().len();
-        let logits = logits(&mut *loaded(&source, options), &tokens, &cuts);
-        (logits, Log::of_this_thread().split_off(before).join("\n"))
-    };
-    let ((want, _), (got, log)) = (run(false), run(true));
-    assert!(
-        log.contains("not in one launch: keys and values are in blocks"),
-        "{log}"
-    );
-    assert!(got == want);
+    let (tokens, cuts) = (tokens(122), [56, 1, 1, 1, 5, 5, 5, 16, 16, 16]);
+    for (kind, head_dim) in [("llama", 64), ("qwen3", 128)] {
+        let source = shape(folder.path(), kind, head_dim, &[]);
+        for (dtype, kv) in [
+            (DType::BF16, KvCacheDtype::Q8_0),
+            (DType::F16, KvCacheDtype::Fp8),
+        ] {
+            let run = |one_launch: bool| {
+                let options = LoadOptions {
+                    one_launch,
+                    ..options(&gpu, dtype, kv)
+                };
+                let before = Log::of_this_thread().len();
+                let logits = logits(&mut *loaded(&source, options), &tokens, &cuts);
+                (logits, Log::of_this_thread().split_off(before).join("\n"))
+            };
+            let ((want, _), (got, log)) = (run(false), run(true));
+            assert!(log.contains("in_one: true"), "{kind}, {kv:?}: {log}");
+            assert!(got == want, "{kind}, {kv:?}");
+        }
+    }
 }
 
 /// The type that a GPU computes in is accepted by its name, and is what auto is; others are refused in one line that says

@@ -12,8 +12,8 @@ template <typename T, int D> struct alignas(16) TeamMemory {
     int is_last;
 };
 
-template <typename T, int D> struct Team {
-    NewRows<T, T *> rows;
+template <typename T, int D, typename NewPool> struct Team {
+    NewRows<T, NewPool> rows;
     T *queries;
     // The slots of the chunk's keys.
     const int *slots;
@@ -31,11 +31,12 @@ template <typename T, int D> struct Team {
 };
 
 // The items of a phase that are this block's.
-template <typename T, int D>
-__device__ CALLED void attention_phase(const Plan &plan, const Phase &phase, const Rows<T> &rows, unsigned char *memory) {
+template <typename T, int D, typename NewPool>
+__device__ CALLED void attention_phase(const Plan &plan, const Phase &phase, const Rows<T> &rows, unsigned char *memory,
+                                       const NewPool k, const NewPool v) {
     const int id = threadIdx.x / THREADS;
     TeamMemory<T, D> &shared = reinterpret_cast<TeamMemory<T, D> *>(memory)[id];
-    T *k = static_cast<T *>(const_cast<void *>(phase.k)), *v = static_cast<T *>(const_cast<void *>(phase.v));
+    const auto keys = as_read(k), values = as_read(v);
     T *out = static_cast<T *>(plan.attended);
     const Heads<T> heads{static_cast<const T *>(plan.qkv),
                          rows.cos,
@@ -48,7 +49,11 @@ __device__ CALLED void attention_phase(const Plan &plan, const Phase &phase, con
                          phase.half,
                          phase.whole,
                          phase.head_eps};
-    const Team<T, D> team{{heads, reinterpret_cast<const int *>(rows.slots), rows.rows, k, v}, queries_in(shared.attention), shared.attention.slots, id};
+    const Team<T, D, NewPool> team{
+        {heads, reinterpret_cast<const int *>(rows.slots), rows.rows, k, v, heads_in(shared.attention)},
+        queries_in(shared.attention),
+        shared.attention.slots,
+        id};
     const Args args{rows.tiles,
                     rows.blocks,
                     rows.trees,
@@ -63,7 +68,7 @@ __device__ CALLED void attention_phase(const Plan &plan, const Phase &phase, con
         // The items of the last chunks come last, because tables have room for more chunks than there are.
         const int pair = i % (rows.tile_count * plan.kv_heads);
         const Item item{pair % rows.tile_count, pair / rows.tile_count, i / (rows.tile_count * plan.kv_heads)};
-        if (!attend<T, D, true>(team, shared.attention, item, Numbers<T>{k}, Numbers<T>{v}, out, args)) {
+        if (!attend<T, D, true>(team, shared.attention, item, keys, values, out, args)) {
             continue;
         }
         // Whoever is the last with a tile and head merges its chunks.
@@ -80,5 +85,22 @@ __device__ CALLED void attention_phase(const Plan &plan, const Phase &phase, con
                 merge_chunks<T, D>(out, args, tile, query / group, item.kv_head * group + query % group, at % D);
             }
         }
+    }
+}
+
+template <typename T, int D>
+__device__ __forceinline__ void attention_phase(const Plan &plan, const Phase &phase, const Rows<T> &rows,
+                                                unsigned char *memory) {
+    void *k = const_cast<void *>(phase.k), *v = const_cast<void *>(phase.v);
+    if (phase.pools == NUMBERS) {
+        attention_phase<T, D>(plan, phase, rows, memory, static_cast<T *>(k), static_cast<T *>(v));
+    } else if (phase.pools == BLOCKS_OF_8_BITS) {
+        auto blocks = [](void *bytes, const void *scales) {
+            return NewQ8Blocks{static_cast<int8_t *>(bytes), static_cast<f16 *>(const_cast<void *>(scales))};
+        };
+        attention_phase<T, D>(plan, phase, rows, memory, blocks(k, phase.k_scales), blocks(v, phase.v_scales));
+    } else {
+        attention_phase<T, D>(plan, phase, rows, memory, NewFloat8s{static_cast<uint8_t *>(k)},
+                              NewFloat8s{static_cast<uint8_t *>(v)});
     }
 }

@@ -22,7 +22,7 @@ pub const MAX_FORWARD_ROWS: usize = 16;
 
 /// A model: each layer is norm, attention, norm and a gated MLP.
 pub struct ForwardModel<'a> {
-    /// The dtype of activations and pools: f16 or bf16.
+    /// The dtype of activations: f16 or bf16. Pools have it, or are of blocks or of FP8.
     pub dtype: DType,
     /// The GPU of all tensors.
     pub device: &'a Device,
@@ -88,7 +88,7 @@ pub struct ForwardLayer<'a> {
     pub pairs: usize,
     /// What attention does besides.
     pub attention: AttentionParams<'a>,
-    /// K and V, `[num_slots, kv_heads, head_dim]`.
+    /// K and V, `[num_slots, kv_heads, head_dim]`, or bytes of blocks.
     pub pool: &'a (Tensor, Tensor),
     /// The product of the attention's output.
     pub out: ForwardLinear<'a>,

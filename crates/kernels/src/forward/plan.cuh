@@ -27,6 +27,8 @@ enum Kind {
     NORM,
 };
 
+enum PoolKind { NUMBERS, BLOCKS_OF_8_BITS, FLOAT8S };
+
 // The format of a weight in the type of activations, [outputs, inputs]. Its units have DENSE_INPUTS inputs of 16 outputs:
 // a step of gemv.cu. In shared memory, the units of an output follow each other in rows with a place between them, so
 // that the threads of a warp read different banks.
@@ -52,6 +54,8 @@ struct Phase {
     // Weights of the norm of the stream, the pools, and weights of the norms of heads.
     const void *norm, *k, *v, *q_norm, *k_norm;
     const float *sinks;
+    // Of pools in blocks.
+    const void *k_scales, *v_scales;
     int kind, part_count;
     // Values of a row that are multiplied, and of a row of the result.
     int inputs, width;
@@ -65,6 +69,8 @@ struct Phase {
     // As in Scores.
     float scale, cap;
     int window;
+    // What the pools are, a PoolKind.
+    int pools;
 };
 
 struct Plan {
@@ -79,7 +85,7 @@ struct Plan {
     int half_bytes;
 };
 
-static_assert(sizeof(Part) == 7 * 8 && sizeof(Phase) == (3 * 7 + 12) * 8 && sizeof(Plan) == 10 * 8, "as in plan.rs");
+static_assert(sizeof(Part) == 7 * 8 && sizeof(Phase) == (3 * 7 + 15) * 8 && sizeof(Plan) == 10 * 8, "as in plan.rs");
 
 // The rows of one call. The residual stream `x`, [rows, hidden], is overwritten.
 template <typename T> struct Rows {

@@ -4,14 +4,16 @@ use super::{ForwardLayer, ForwardLinear, ForwardModel, ForwardWeight};
 use crate::AttentionParams;
 use crate::gpu::{STRIP, address, warps};
 use crate::paged_attention::MAX_GPU_HEADS_PER_KV_HEAD;
+use crate::q8_blocks;
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::{DType, Result, Tensor};
+use half::f16;
 
 /// Weights that a phase multiplies, at most.
 const MAX_PARTS: usize = 3;
 /// 64-bit words of a `Part` and of a `Phase`.
 const PART: usize = 7;
-const PHASE: usize = MAX_PARTS * PART + 12;
+const PHASE: usize = MAX_PARTS * PART + 15;
 /// Units of a half of a slot, and those that share a part.
 const HALF_UNITS: usize = 16;
 const SHARING: usize = 4;
@@ -34,6 +36,15 @@ enum Kind {
     GateUp,
     Logits,
     Norm,
+}
+
+/// What pools are, in the order of `PoolKind`.
+#[derive(Clone, Copy, Default)]
+enum PoolKind {
+    #[default]
+    Numbers,
+    Blocks,
+    Float8,
 }
 
 /// The phases of a model, and what they need.
@@ -86,6 +97,17 @@ impl Phases {
     }
 }
 
+impl PoolKind {
+    /// That of pools in this dtype.
+    fn of(dtype: DType) -> Self {
+        match dtype {
+            DType::U8 => Self::Blocks,
+            DType::F8E4M3 => Self::Float8,
+            _ => Self::Numbers,
+        }
+    }
+}
+
 /// Two 32-bit fields.
 fn pair(first: u32, second: u32) -> u64 {
     u64::from(first) | u64::from(second) << 32
@@ -128,13 +150,14 @@ struct Fields {
     norm: u64,
     is_first: bool,
     activation: u32,
-    attention: [u64; 5],
+    attention: [u64; 7],
     half: usize,
     is_whole: bool,
     head_eps: f32,
     scale: f32,
     cap: f32,
     window: u32,
+    pools: PoolKind,
 }
 
 impl Writer<'_, '_> {
@@ -219,10 +242,13 @@ impl Writer<'_, '_> {
             candle_core::bail!("attention to later rows");
         }
         let slots = layer.pool.0.dim(0)?;
-        let mut pool = |tensor| self.vector(tensor, slots * kv_heads * head_dim);
-        let (k, v) = (pool(&layer.pool.0)?, pool(&layer.pool.1)?);
+        let len = slots * kv_heads * head_dim;
+        let pools = PoolKind::of(layer.pool.0.dtype());
+        let [k, k_scales] = self.pool(&layer.pool.0, pools, len)?;
+        let [v, v_scales] = self.pool(&layer.pool.1, pools, len)?;
         let mut fields = Fields {
-            attention: [k, v, 0, 0, 0],
+            attention: [k, v, 0, 0, 0, k_scales, v_scales],
+            pools,
             half: layer.pairs,
             scale,
             cap: soft_cap.unwrap_or(0.),
@@ -245,6 +271,20 @@ impl Writer<'_, '_> {
             fields.attention[4] = self.hold(sinks, DType::F32, heads)?;
         }
         self.phase(Kind::Attention, &[], None, &fields)
+    }
+
+    /// The addresses of a pool of `len` values, and of the scales of one in blocks.
+    fn pool(&mut self, pool: &Tensor, kind: PoolKind, len: usize) -> Result<[u64; 2]> {
+        match kind {
+            PoolKind::Numbers => Ok([self.vector(pool, len)?, 0]),
+            PoolKind::Float8 => Ok([self.hold(pool, DType::F8E4M3, len)?, 0]),
+            PoolKind::Blocks => {
+                let [bytes, scales] = q8_blocks::parts(pool)?;
+                let of_scales = len / q8_blocks::BLOCK * size_of::<f16>();
+                let bytes = self.hold(&bytes, DType::U8, len)?;
+                Ok([bytes, self.hold(&scales, DType::U8, of_scales)?])
+            }
+        }
     }
 
     fn output(&mut self) -> Result<()> {
@@ -339,6 +379,7 @@ impl Writer<'_, '_> {
             pair(fields.half as u32, u32::from(fields.is_whole)),
             pair(fields.head_eps.to_bits(), fields.scale.to_bits()),
             pair(fields.cap.to_bits(), fields.window),
+            pair(fields.pools as u32, 0),
         ]);
         Ok(())
     }

@@ -50,9 +50,6 @@ impl Decoder {
         if self.layer_inputs.is_some() || self.output.is_none() {
             return Err("layers have inputs of their own, or there is no output layer".into());
         }
-        if self.dtypes.kv_form.is_some() {
-            return Err("keys and values are in blocks or in FP8 (--kv-cache-dtype)".into());
-        }
         let norm = self.norm.plain();
         let norm = norm.ok_or("norms are not RMSNorms without biases")?;
         let (mut layers, mut heads, mut ropes) = (Vec::new(), Vec::new(), Vec::new());
