@@ -183,6 +183,14 @@ template <int ROWS> struct Vector {
     }
 };
 
+// The values of a warp's columns, of which there are `count`; the others are 0.
+__device__ __forceinline__ void load_columns(float (&to)[COLUMNS], const float *from, int count) {
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++) {
+        to[c] = c < count ? from[c] : 0.f;
+    }
+}
+
 // The gated delta rule; delta_net.rs says what it computes.
 struct Delta {
     // Added to the squared length of q and of k.
@@ -191,31 +199,43 @@ struct Delta {
     const float *decay, *dt_bias;
     int key_heads, is_tiled;
 
-    // Calls `out` with each column and what the token reads of it, if there is an output.
-    template <int ROWS, typename Out>
-    __device__ __forceinline__ void take(const Sizes &sizes, int head, int column, const Mixed &token,
-                                         State<ROWS> &state, bool has_output, Out out) const {
+    // What a warp reads of a token.
+    template <int ROWS> struct Inputs {
+        Vector<ROWS> q, k;
+        float v[COLUMNS], b, a;
+    };
+
+    template <int ROWS>
+    __device__ __forceinline__ Inputs<ROWS> load(const Sizes &sizes, int head, int column, const Mixed &token) const {
         const int dim = sizes.rows, keys = key_heads * dim;
         const int at = (is_tiled ? head % key_heads : head / (sizes.heads / key_heads)) * dim;
-        Vector<ROWS> q, k;
-        k.load(token.channels + keys + at, dim);
+        Inputs<ROWS> inputs;
+        inputs.q.load(token.channels + at, dim);
+        inputs.k.load(token.channels + keys + at, dim);
+        load_columns(inputs.v, token.channels + 2 * keys + head * sizes.columns + column, sizes.columns - column);
+        inputs.b = token.scalars[head];
+        inputs.a = token.scalars[sizes.heads + head];
+        return inputs;
+    }
+
+    // Calls `out` with each column and what the token reads of it, if there is an output.
+    template <int ROWS, typename Out>
+    __device__ __forceinline__ void take(const Sizes &sizes, int head, const Inputs<ROWS> &token, State<ROWS> &state,
+                                         bool has_output, Out out) const {
+        Vector<ROWS> q = token.q, k = token.k;
         k.normalize(LENGTH_EPS, 1.f);
-        q.load(token.channels + at, dim);
         if (has_output) {
-            q.normalize(LENGTH_EPS, __fdiv_rn(1.f, sqrtf((float)dim)));
+            q.normalize(LENGTH_EPS, __fdiv_rn(1.f, sqrtf((float)sizes.rows)));
         }
-        const float *v = token.channels + 2 * keys + head * sizes.columns + column;
-        const float b = token.scalars[head], a = token.scalars[sizes.heads + head];
-        const float keep = expf(__fmul_rn(decay[head], softplus(__fadd_rn(a, dt_bias[head]))));
-        const float beta = __fdiv_rn(1.f, __fadd_rn(1.f, expf(-b)));
+        const float keep = expf(__fmul_rn(decay[head], softplus(__fadd_rn(token.a, dt_bias[head]))));
+        const float beta = __fdiv_rn(1.f, __fadd_rn(1.f, expf(-token.b)));
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
                 state.values[c][r] = __fmul_rn(state.values[c][r], keep);
             }
-            const float value = column + c < sizes.columns ? v[c] : 0.f;
-            const float by = __fmul_rn(__fsub_rn(value, k.product(state.values[c])), beta);
+            const float by = __fmul_rn(__fsub_rn(token.v[c], k.product(state.values[c])), beta);
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
                 state.values[c][r] = fmaf(k.values[r], by, state.values[c][r]);
@@ -235,25 +255,36 @@ struct Mamba {
     float least, most;
 
     // See Delta.
-    template <int ROWS, typename Out>
-    __device__ __forceinline__ void take(const Sizes &sizes, int head, int column, const Mixed &token,
-                                         State<ROWS> &state, bool has_output, Out out) const {
-        const float *x = token.channels + head * sizes.columns + column;
+    template <int ROWS> struct Inputs {
+        Vector<ROWS> b, c;
+        float x[COLUMNS], step;
+    };
+
+    template <int ROWS>
+    __device__ __forceinline__ Inputs<ROWS> load(const Sizes &sizes, int head, int column, const Mixed &token) const {
         const float *shared = token.channels + sizes.values() + head / (sizes.heads / groups) * sizes.rows;
-        Vector<ROWS> b, c_;
-        b.load(shared, sizes.rows);
-        c_.load(shared + groups * sizes.rows, sizes.rows);
-        const float step = fminf(fmaxf(softplus(__fadd_rn(token.scalars[head], dt_bias[head])), least), most);
+        Inputs<ROWS> inputs;
+        inputs.b.load(shared, sizes.rows);
+        inputs.c.load(shared + groups * sizes.rows, sizes.rows);
+        load_columns(inputs.x, token.channels + head * sizes.columns + column, sizes.columns - column);
+        inputs.step = token.scalars[head];
+        return inputs;
+    }
+
+    template <int ROWS, typename Out>
+    __device__ __forceinline__ void take(const Sizes &, int head, const Inputs<ROWS> &token, State<ROWS> &state,
+                                         bool has_output, Out out) const {
+        const float step = fminf(fmaxf(softplus(__fadd_rn(token.step, dt_bias[head])), least), most);
         const float keep = expf(__fmul_rn(decay[head], step));
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
-            const float value = column + c < sizes.columns ? x[c] : 0.f, by = __fmul_rn(step, value);
+            const float value = token.x[c], by = __fmul_rn(step, value);
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
-                state.values[c][r] = fmaf(b.values[r], by, __fmul_rn(state.values[c][r], keep));
+                state.values[c][r] = fmaf(token.b.values[r], by, __fmul_rn(state.values[c][r], keep));
             }
             if (has_output) {
-                out(c, fmaf(skip[head], value, c_.product(state.values[c])));
+                out(c, fmaf(skip[head], value, token.c.product(state.values[c])));
             }
         }
     }
@@ -276,9 +307,23 @@ __device__ void run(const Rule &rule, const Part *parts, const Step *steps, cons
     auto matrix = [&](int slot) {
         return reinterpret_cast<float *>(states[2 * slot]) + (size_t)head * sizes.matrix() + (size_t)column * sizes.rows;
     };
+    using Inputs = typename Rule::template Inputs<ROWS>;
+    auto step_at = [&](int i) { return i < part.last_step ? steps[i] : Step{NONE, NONE, NONE, NONE}; };
+    auto load = [&](const Step &step) {
+        if (step.token == NONE) {
+            return Inputs{};
+        }
+        const float *inputs = mixed + (size_t)step.token * sizes.inputs();
+        return rule.template load<ROWS>(sizes, head, column, Mixed{inputs, inputs + sizes.channels});
+    };
     State<ROWS> state = {};
+    // What a step reads is on its way while the step before computes: few warps share a multiprocessor, so nothing else
+    // hides the wait.
+    Step step = step_at(part.first_step), next = step_at(part.first_step + 1);
+    Inputs token = load(step);
     for (int i = part.first_step; i < part.last_step; i++) {
-        const Step step = steps[i];
+        const Step after = step_at(i + 2);
+        const Inputs of_next = load(next);
         if (step.from != NONE) {
             const float *from = step.from == EMPTY ? nullptr : matrix(step.from);
             state.each(sizes.rows, [&](float &value, int c, int row) {
@@ -287,14 +332,12 @@ __device__ void run(const Rule &rule, const Part *parts, const Step *steps, cons
             });
         }
         if (step.token != NONE) {
-            const float *inputs = mixed + (size_t)step.token * sizes.inputs();
             float *out = raw + (size_t)max(step.row, 0) * sizes.values() + head * sizes.columns + column;
-            rule.take(sizes, head, column, Mixed{inputs, inputs + sizes.channels}, state, step.row != NONE,
-                      [&](int c, float value) {
-                          if (threadIdx.x % 32 == 0 && column + c < sizes.columns) {
-                              out[c] = value;
-                          }
-                      });
+            rule.take(sizes, head, token, state, step.row != NONE, [&](int c, float value) {
+                if (threadIdx.x % 32 == 0 && column + c < sizes.columns) {
+                    out[c] = value;
+                }
+            });
         }
         if (step.to != NONE) {
             float *to = matrix(step.to);
@@ -304,6 +347,9 @@ __device__ void run(const Rule &rule, const Part *parts, const Step *steps, cons
                 }
             });
         }
+        step = next;
+        next = after;
+        token = of_next;
     }
 }
 
