@@ -319,6 +319,9 @@ pub fn assert_distributed_as_the_target(
     const REQUESTS: u64 = 30_000;
     let toy = Toy::default();
     let options = EngineOptions {
+        // As many as the pools have room for: most of a step's time does not depend on how many there are.
+        max_num_seqs: 48,
+        max_num_batched_tokens: 512,
         max_waiting: REQUESTS as usize,
         acceptance,
         ..toy.options.clone()
