@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <numeric>
 #include <random>
+#include <sys/mman.h>
 #include <vector>
 #ifndef __x86_64__
 #include <ucontext.h>
@@ -255,8 +256,18 @@ void launch(Dim grid, int threads_a_block, const std::function<void()> &kernel, 
         exit(2);
     }
     while ((int)stacks.size() < count) {
-        // Their tops are not all in the same set of the cache.
-        stacks.push_back(static_cast<char *>(aligned_alloc(64, STACK + 64 * 31)) + 64 * (stacks.size() * 7 % 32));
+        // Each switch is to another stack: with small pages, most time would go to finding them.
+        constexpr size_t HUGE_PAGE = 2 << 20, EACH = STACK + 64 * 17;
+        static char *next, *end;
+        if (size_t(end - next) < EACH) {
+            constexpr size_t SOME = 4 * HUGE_PAGE;
+            next = static_cast<char *>(aligned_alloc(HUGE_PAGE, SOME));
+            end = next + SOME;
+            madvise(next, SOME, MADV_HUGEPAGE);
+        }
+        // Their tops are not all in the same set of the cache, as they are not a power of two apart.
+        stacks.push_back(next);
+        next += EACH;
     }
     // CUDA does not define an order of blocks either. Those of a cluster run together.
     static std::minstd_rand random;

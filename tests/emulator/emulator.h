@@ -166,10 +166,32 @@ template <typename T> T __shfl_xor_sync(unsigned all, T x, int mask) { return __
 template <typename T> T __shfl_up_sync(unsigned all, T x, int distance) {
     return __shfl_sync(all, x, emulator::lane() < distance ? emulator::lane() : emulator::lane() - distance);
 }
-inline bool __any_sync(unsigned all, bool x) {
-    unsigned any = x;
-    for (int mask = 16; mask > 0; mask >>= 1) {
-        any |= __shfl_xor_sync(all, any, mask);
+// What the other threads of a warp have for `x`.
+template <typename T> std::array<T, 32> emulate_gather(T x) {
+    auto &warp = emulator::exchange[emulator::warp()][emulator::turn()];
+    static_assert(sizeof x <= sizeof warp[0]);
+    memcpy(&warp[emulator::lane()], &x, sizeof x);
+    emulator::wait_for_warp();
+    std::array<T, 32> all;
+    for (int i = 0; i < 32; i++) {
+        memcpy(&all[i], &warp[i], sizeof x);
+    }
+    return all;
+}
+// The additions of five shuffles, where threads wait once: most of a small product's time would be waits.
+inline float emulate_warp_sum(float x) {
+    auto sums = emulate_gather(x);
+    for (int half = 16; half > 0; half /= 2) {
+        for (int i = 0; i < half; i++) {
+            sums[i] += sums[i + half];
+        }
+    }
+    return sums[0];
+}
+inline bool __any_sync(unsigned, bool x) {
+    bool any = false;
+    for (bool one : emulate_gather(x)) {
+        any |= one;
     }
     return any;
 }

@@ -110,10 +110,14 @@ __device__ __forceinline__ bool is_last_of(uint32_t *arrived, uint32_t count) {
 
 // The sum over a warp; every thread gets the same.
 __device__ __forceinline__ float warp_sum(float x) {
+#ifdef __CUDACC__
     for (int mask = 16; mask > 0; mask >>= 1) {
         x += __shfl_xor_sync(0xffffffffu, x, mask);
     }
     return x;
+#else
+    return emulate_warp_sum(x);
+#endif
 }
 
 // The sum over the warps of a block, whose own sums are in `scratch`.
