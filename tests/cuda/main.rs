@@ -167,7 +167,8 @@ fn logits_are_those_of_the_cpu() {
     }
 }
 
-/// Attention of sequences of various lengths in a batch, one of them with a tree; and of prompts only.
+/// Attention of sequences of various lengths in a batch, one of them with a tree; of prompts only; and of whole texts whose
+/// rows see later ones.
 #[test]
 fn attention_is_that_of_the_cpu() {
     let gpu = gpu();
@@ -186,7 +187,9 @@ fn attention_is_that_of_the_cpu() {
         (7, 64, Some(&tree)),
     ];
     let prompts: &[Part] = &[(17, 0, None), (70, 20, None)];
-    for (parts, heads, d) in [
+    let texts: &[Part] = &[(1, 0, None), (130, 0, None), (33, 0, None), (64, 0, None)];
+    let causal = AttentionParams::scaled(0.1);
+    let of_causal = [
         (short, 6, 64),
         (long, 6, 128),
         (long, 2, 64),
@@ -199,7 +202,23 @@ fn attention_is_that_of_the_cpu() {
         (prompts, 2, 256),
         (long, 4, 512),
         (prompts, 4, 512),
-    ] {
+    ]
+    .map(|(parts, heads, d)| (parts, heads, d, causal));
+    let whole = AttentionParams {
+        bidirectional: true,
+        ..causal
+    };
+    let near = AttentionParams {
+        window: Some(9),
+        ..whole
+    };
+    let of_whole = [
+        (texts, 6, 64, whole),
+        (texts, 2, 128, near),
+        (texts, 6, 256, near),
+        (short, 6, 80, whole),
+    ];
+    for (parts, heads, d, params) in of_causal.into_iter().chain(of_whole) {
         let (mut spans, mut rows, mut used) = (Vec::new(), 0, 0);
         for &(count, context, tree) in parts {
             let blocks = (count + context).div_ceil(BLOCK_SIZE);
@@ -220,21 +239,15 @@ fn attention_is_that_of_the_cpu() {
             let attend = |device: &Device| {
                 let put = |t: &Tensor| t.to_dtype(dtype).unwrap().to_device(device).unwrap();
                 let batch = AttentionBatch::new(&spans, BLOCK_SIZE, BLOCKS * BLOCK_SIZE).unwrap();
-                let out = paged_attention(
-                    &put(&q),
-                    &put(&k),
-                    &put(&v),
-                    &batch,
-                    AttentionParams::scaled(0.1),
-                )
-                .unwrap();
+                let [q, k, v] = [&q, &k, &v].map(put);
+                let out = paged_attention(&q, &k, &v, &batch, params).unwrap();
                 let out = out.to_dtype(DType::F32).unwrap().flatten_from(1).unwrap();
                 out.to_vec2::<f32>().unwrap()
             };
             let off = difference(&attend(&Device::Cpu), &attend(&gpu));
             assert!(
                 off < within,
-                "{heads} heads of {d}, {dtype:?}: off by {off}"
+                "{heads} heads of {d}, {params:?}, {dtype:?}: off by {off}"
             );
         }
     }

@@ -25,6 +25,8 @@ struct Case {
     /// Heads before the queries that are none of attention's.
     gates: usize,
     is_windowed: bool,
+    /// Whether rows that are no tree see later ones, too.
+    is_bidirectional: bool,
     /// The dtype of pools of 8 bits, and the elements of a head in them; `None` = that of all else.
     rounded: Option<(DType, usize)>,
 }
@@ -97,6 +99,7 @@ fn both(case: Case, parts: Parts<'_>, dtype: DType, gpu: &Device) -> [Vec<Vec<Ve
     let params = AttentionParams {
         window: case.is_windowed.then_some(70),
         sinks: case.is_windowed.then_some(&sinks),
+        bidirectional: case.is_bidirectional,
         ..AttentionParams::scaled(0.1)
     };
     let blocks = spans.iter().flat_map(|span| &span.blocks);
@@ -176,6 +179,10 @@ fn one_kernel_gives_the_bits_of_several() {
             ..plain
         },
         Case {
+            is_bidirectional: true,
+            ..plain
+        },
+        Case {
             rounded: Some((DType::U8, 68)),
             is_windowed: true,
             ..plain
@@ -204,6 +211,7 @@ fn one_kernel_gives_the_bits_of_several() {
             dim: 128,
             half: 64,
             is_windowed: true,
+            is_bidirectional: true,
             rounded: Some((DType::F8E4M3, 128)),
             ..plain
         },

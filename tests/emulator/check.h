@@ -41,13 +41,16 @@ inline double off(double value, double want) {
 }
 
 // What attention does besides. Windows within a chunk, within a tree and over some chunks; a small cap, so that it
-// matters.
+// matters; rows of causal spans that see later rows.
 struct Variant {
     int window = INT_MAX;
     float cap = 0;
-    bool sinks = false;
+    bool sinks = false, bidirectional = false;
+
+    int ahead() const { return bidirectional ? window - 1 : 0; }
 };
-constexpr Variant VARIANTS[] = {{}, {.window = 3}, {.window = 70}, {.cap = .7f}, {29, .9f, true}};
+constexpr Variant VARIANTS[] = {{}, {.window = 3}, {.window = 70}, {.cap = .7f}, {29, .9f, true}, {.bidirectional = true},
+                                {3, .9f, true, true}};
 
 // Defined in separate files.
 void test_float8();

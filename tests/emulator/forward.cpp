@@ -128,7 +128,7 @@ struct Tables {
             }
             for (int start = 0; start < span.rows; start += MAX_QUERIES / group) {
                 const int count = std::min(MAX_QUERIES / group, span.rows - start);
-                tiles.push_back({rows + start, count, span.context, start, table, tree, rows + start});
+                tiles.push_back({rows + start, count, span.context, start, table, tree, span.rows - start - count, rows + start});
             }
             rows += span.rows;
             chunks = std::max(chunks, (span.context + span.rows + CHUNK - 1) / CHUNK);

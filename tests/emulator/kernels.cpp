@@ -94,6 +94,8 @@ struct Sequence {
 struct Call {
     static constexpr int BLOCK = 16;
     int rows = 0, keys = 0, used = 0;
+    // Whether rows of sequences without a tree see the later ones, too.
+    bool bidirectional = false;
     vector<Tile> tiles;
     vector<uint32_t> blocks;
     vector<uint64_t> trees;
@@ -122,7 +124,7 @@ struct Call {
         }
         for (int start = 0; start < s.rows; start += MAX_QUERIES / group) {
             int count = std::min(MAX_QUERIES / group, s.rows - start);
-            tiles.push_back({rows + start, count, s.context, start, table, tree, rows + start});
+            tiles.push_back({rows + start, count, s.context, start, table, tree, s.rows - start - count, rows + start});
         }
         rows += s.rows;
         keys = std::max(keys, s.context + s.rows);
@@ -130,10 +132,11 @@ struct Call {
 
     bool sees(const Row &row, int place) const {
         int key = place - row.sequence.context;
-        return key < 0 || (row.tree < 0 ? key <= row.number : trees[row.tree + row.number] >> key & 1);
+        return key < 0 || (row.tree < 0 ? bidirectional || key <= row.number : trees[row.tree + row.number] >> key & 1);
     }
 
-    // Whether the key is also within the window. It has the position of a row that sees what it sees up to itself.
+    // Whether the key is also within the window, which hides none of the later keys of a tree. It has the position of a row
+    // that sees what it sees up to itself.
     bool sees(const Row &row, int place, int window) const {
         auto position = [&](int place) {
             int seen = -1;
@@ -142,7 +145,8 @@ struct Call {
             }
             return seen;
         };
-        return sees(row, place) && position(row.sequence.context + row.number) - position(place) < window;
+        const int before = position(row.sequence.context + row.number) - position(place);
+        return sees(row, place) && (row.tree < 0 ? std::abs(before) : before) < window;
     }
 };
 
@@ -156,6 +160,7 @@ void test_attention(Kernel whole, Kernel split, Variant variant) {
         std::iota(pool.begin(), pool.end(), 0);
         std::shuffle(pool.begin(), pool.end(), rng);
         Call call;
+        call.bidirectional = variant.bidirectional;
         for (Sequence s : {Sequence{1, 37, false}, {6, 60, false}, {1, 0, false}, {20, 130, false}, {5, 64, true}, {13, 60, true}, {9, 3, true}, {16, 50, true, true}}) {
             call.add(pool, s, group);
         }
@@ -170,7 +175,7 @@ void test_attention(Kernel whole, Kernel split, Variant variant) {
             vector<float> partials((size_t)call.rows * heads * chunks * (SUMS + 2), NAN);
             launch({(int)call.tiles.size(), kv_heads, kernel == split ? chunks : 1}, THREADS, [&] {
                 kernel(q, k, LATENT > 0 ? nullptr : v, out, call.tiles.data(), call.blocks.data(), call.trees.data(), partials.data(),
-                       heads, kv_heads, Call::BLOCK, chunks, scale, variant.window, variant.cap,
+                       heads, kv_heads, Call::BLOCK, chunks, scale, variant.window, variant.ahead(), variant.cap,
                        variant.sinks ? sinks.data() : nullptr, D, LATENT);
             });
         };
@@ -231,8 +236,8 @@ void test_attention(Kernel whole, Kernel split, Variant variant) {
         CHECK(worst < (sizeof(T) == 2 ? 2 : 1) * precision<T>(), "attention of heads of %d is off by %g, window %d, cap %g", D, worst,
               variant.window, variant.cap);
 
-        // The rows of the second sequence as plain decoding would compute them.
-        for (int i = 0; i < 6; i++) {
+        // The rows of the second sequence as plain decoding would compute them, where they see no later ones.
+        for (int i = 0; i < 6 && !variant.bidirectional; i++) {
             Call alone;
             alone.used = 3;
             alone.add(pool, {1, 60 + i, false}, group);

@@ -23,7 +23,7 @@ struct Span {
 // For a kernel that computes with heads of WIDTH values.
 template <typename T, int D, int WIDTH> struct Attention {
     using Kernel = void (*)(const T *, const T *, const T *, T *, const Tile *, const uint32_t *, int, int, int,
-                            float, int, float, const float *, int, int);
+                            float, int, int, float, const float *, int, int);
     static constexpr int KV_HEADS = 2;
     static constexpr float SCALE = 0.12f;
     Kernel kernel;
@@ -76,14 +76,16 @@ template <typename T, int D, int WIDTH> struct Attention {
             }
             const int max_rows = prefill::MAX_QUERIES / group;
             for (int start = 0; start < span.rows; start += max_rows) {
-                tiles.push_back({span.first + start, std::min(max_rows, span.rows - start), span.context, start, table, -1, 0});
+                const int count = std::min(max_rows, span.rows - start), after = span.rows - start - count;
+                tiles.push_back({span.first + start, count, span.context, start, table, -1, after, 0});
             }
         }
         const int depth = WIDTH / prefill::Shared<T, WIDTH>::VALUES;
         launch({(int)tiles.size(), KV_HEADS, depth}, prefill::THREADS,
                [&] {
                    kernel(q.data(), k.data(), v.data(), out.data(), tiles.data(), blocks.data(), heads(), KV_HEADS,
-                          BLOCK, SCALE, variant.window, variant.cap, variant.sinks ? sinks.data() : nullptr, D, stages);
+                          BLOCK, SCALE, variant.window, variant.ahead(), variant.cap,
+                          variant.sinks ? sinks.data() : nullptr, D, stages);
                },
                prefill::Shared<T, WIDTH>::bytes(stages));
     }
@@ -104,8 +106,8 @@ template <typename T, int D, int WIDTH> struct Attention {
             const T *query = &q[((size_t)span.first * heads() + i) * D];
             double wide_query[D], want[D] = {}, sum = variant.sinks ? std::exp((double)sinks[i % heads()]) : 0;
             std::transform(query, query + D, wide_query, [](T x) { return widen(x); });
-            const int position = span.context + row;
-            for (int key = std::max(0, position - variant.window + 1); key <= position; key++) {
+            const int position = span.context + row, after = std::min(variant.ahead(), span.rows - 1 - row);
+            for (int key = std::max(0, position - variant.window + 1); key <= position + after; key++) {
                 const size_t at = ((size_t)key * KV_HEADS + kv_head) * D;
                 double score = 0;
                 for (int j = 0; j < D; j++) {
@@ -152,10 +154,11 @@ void test(typename Attention<T, D, WIDTH>::Kernel kernel, int group, Variant var
         CHECK(worst < 2 * precision<T>(), "%d rows after %d, heads of %d, groups of %d, window %d, cap %g: off by %g",
               span.rows, span.context, D, group, variant.window, variant.cap, worst);
     }
-    // One span and the last one, alone and in pieces.
+    // One span and the last one, alone and, unless rows see later ones, in pieces.
+    const vector<int> pieces = variant.bidirectional ? vector<int>{130} : vector<int>{17, 40, 1, 72};
     for (const Span &span : {of.spans[3], of.spans.back()}) {
         int done = 0;
-        for (int rows : {17, 40, 1, 72}) {
+        for (int rows : pieces) {
             of.run({{span.first + done, rows, span.context + done, span.sequence}}, cut);
             done += rows;
         }

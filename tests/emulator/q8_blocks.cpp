@@ -96,12 +96,15 @@ template <typename T, int D, int WIDTH> struct Attention {
     vector<Tile> tiles(int queries) const {
         vector<Tile> tiles;
         for (int start = 0; start < rows; start += queries / group) {
-            tiles.push_back({start, std::min(queries / group, rows - start), context, start, 0, -1, start});
+            const int count = std::min(queries / group, rows - start);
+            tiles.push_back({start, count, context, start, 0, -1, rows - start - count, start});
         }
         return tiles;
     }
 
-    Scores scores() const { return {.12f, variant.window, variant.cap, variant.sinks ? sinks.data() : nullptr}; }
+    Scores scores() const {
+        return {.12f, variant.window, variant.cap, variant.sinks ? sinks.data() : nullptr, variant.ahead()};
+    }
 
     template <bool SPLIT, typename Form> vector<T> attend(const Form &k, const Form &v) const {
         const vector<Tile> tiles = this->tiles(MAX_QUERIES);

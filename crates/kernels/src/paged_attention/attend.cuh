@@ -11,7 +11,7 @@
 // has the bits that it has in a sequence without branches.
 //
 // With a window, a row sees only its last keys up to its own position: those before have no weight, and chunks
-// without any key that a tile sees are left out.
+// without any key that a tile sees are left out. A row of a text that is read whole may also see keys after its own.
 //
 // A kernel computes with heads of D values. Heads that have fewer are PADDED with zeros in shared memory. Keys of latent
 // attention (MLA) are read once: their first values are the values, too.
@@ -95,13 +95,13 @@ __device__ __forceinline__ int position_of(const Tile &tile, const uint64_t *tre
 }
 
 // The largest number of keys that a row of the tile sees.
-__device__ __forceinline__ int keys_of(const Tile &tile, const uint64_t *trees) {
+__device__ __forceinline__ int keys_of(const Tile &tile, const Args &args) {
     if (tile.tree < 0) {
-        return keys_of(tile);
+        return keys_of(tile, args.scores.ahead);
     }
     int most = 0;
     for (int row = 0; row < tile.rows; row++) {
-        most = max(most, __popcll(trees[tile.tree + tile.start + row]));
+        most = max(most, __popcll(args.trees[tile.tree + tile.start + row]));
     }
     return tile.context + most;
 }
@@ -315,7 +315,7 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
     // The values that are summed up; a warp has VALUES of them.
     const int summed = summed_of<D, PADDED>(args);
     constexpr int VALUES = SUMMED<D> / PARTS;
-    const int queries = tile.rows * group, keys = keys_of(tile, args.trees);
+    const int queries = tile.rows * group, keys = keys_of(tile, args);
     const int before = first_key_of(tile, args.scores.window) / CHUNK;
     const int first = SPLIT ? item.chunk : before;
     const int end = SPLIT ? first + 1 : (keys + CHUNK - 1) / CHUNK;
@@ -427,8 +427,10 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
                 for (int i = 0; i < 4; i++) {
                     int query = own + i / 2 * 8, key = (part * EIGHTS + n) * 8 + threadIdx.x % 4 * 2 + i % 2;
                     int position = positions[i / 2];
-                    bool causal = base + key <= position, late = base + key > position - args.scores.window;
-                    bool seen = key < count && late && (causal || !shares);
+                    // In u32: the sum may be too large for an int.
+                    bool early = uint32_t(base + key) <= uint32_t(position) + args.scores.ahead;
+                    bool late = base + key > position - args.scores.window;
+                    bool seen = key < count && late && (early || !shares);
                     shared.weights[query * WEIGHTS + key] = seen ? args.scores.of(s[n][i]) : -INFINITY;
                 }
             }
@@ -553,7 +555,7 @@ struct Chunks {
     int first, end;
 };
 __device__ __forceinline__ Chunks chunks_of(const Tile &tile, const Args &args) {
-    return {first_key_of(tile, args.scores.window) / CHUNK, (keys_of(tile, args.trees) + CHUNK - 1) / CHUNK};
+    return {first_key_of(tile, args.scores.window) / CHUNK, (keys_of(tile, args) + CHUNK - 1) / CHUNK};
 }
 
 // Merges these chunks of a row of a tile and a head: VALUES values of the head, 32 apart, from `dim` on. The threads of a

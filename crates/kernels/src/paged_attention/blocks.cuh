@@ -123,12 +123,12 @@ __device__ void attend_rotating(const Heads<T> &heads, const uint32_t *slots, in
 // Kernels of heads of D values, and kernels of heads of up to D.
 #define ATTEND_PARAMETERS                                                                          \
     const Tile *tiles, const uint32_t *blocks, const uint64_t *trees, float *partials, int heads,  \
-        int kv_heads, int block_size, int chunks, float scale, int window, float cap,              \
+        int kv_heads, int block_size, int chunks, float scale, int window, int ahead, float cap,   \
         const float *sinks, int values, int latent
 #define ATTEND_ARGS                                                                                \
     Args {                                                                                         \
         tiles, blocks, trees, partials, heads, kv_heads, block_size, chunks,                       \
-            Scores{scale, window, cap, sinks}, values, latent                                      \
+            Scores{scale, window, cap, sinks, ahead}, values, latent                               \
     }
 #define ATTEND_KERNELS(T, NAME, D, PADDED)                                                         \
     extern "C" __global__ void __launch_bounds__(THREADS)                                          \

@@ -284,13 +284,12 @@ impl<'a> Args<'a> {
 
 /// Adds what makes up the kernels' `Scores`. Windows are counted in i32, as positions are.
 fn add_params<'l>(launch: Launch<'l>, params: AttentionParams<'_>) -> Result<Launch<'l>> {
-    if params.bidirectional {
-        candle_core::bail!("paged-attention: a GPU has no attention to later rows");
-    }
+    let (window, ahead) = params.reach();
     let all = i32::MAX as usize;
     launch
         .float(params.scale)
-        .int(params.window.map_or(all, |window| window.min(all)))
+        .int(window.min(all))
+        .int(ahead.min(all))
         .float(params.soft_cap.unwrap_or(0.))
         .optional(params.sinks)
 }

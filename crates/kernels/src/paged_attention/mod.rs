@@ -239,13 +239,8 @@ impl PagedAttention<'_> {
     }
 
     fn run<E: Stored>(&self, dims: Dims, q: Queries<'_>, [k, v]: [&[E]; 2]) -> Vec<f32> {
-        let window = self.params.window.unwrap_or(usize::MAX);
-        let ahead = if self.params.bidirectional {
-            window - 1
-        } else {
-            0
-        };
-        let plan = Plan::new(self.batch.spans(), dims, (window, ahead), self.threads);
+        let reach = self.params.reach();
+        let plan = Plan::new(self.batch.spans(), dims, reach, self.threads);
         let floats = Partial::floats(dims.width());
         let parallelize = plan.pairs * dims.group() * dims.head_dim > MIN_PARALLEL_WORK;
         let work = |out: &Shared<'_, Place>| {

@@ -27,12 +27,16 @@ struct Tile {
     int blocks;
     // Index of its tree masks in `trees`; -1 = causal.
     int tree;
+    // Rows of its span after it.
+    int after;
     // Rows of short spans before it: its place in the partial results.
     int partial;
 };
 
-// Number of keys up to the last one that any row of a causal tile may see.
-__device__ __forceinline__ int keys_of(const Tile &tile) { return tile.context + tile.start + tile.rows; }
+// Number of keys up to the last one that any row of a causal tile may see, if a row sees up to `ahead` keys after its own.
+__device__ __forceinline__ int keys_of(const Tile &tile, int ahead) {
+    return tile.context + tile.start + tile.rows + min(ahead, tile.after);
+}
 
 // The first key that any row of the tile may see, if a row sees at most `window` keys up to its own position.
 // No row of a tree is before the context.
@@ -49,6 +53,8 @@ struct Scores {
     float cap;
     // [heads]: a further score of each head's softmax, without a value; null = none.
     const float *sinks;
+    // The number of keys after its own that a row of a causal span sees of that span.
+    int ahead = 0;
 
     __device__ __forceinline__ float of(float product) const {
         const float score = __fmul_rn(product, scale);

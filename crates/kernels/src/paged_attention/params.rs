@@ -11,7 +11,7 @@ pub struct AttentionParams<'a> {
     /// the position after its ancestors.
     pub window: Option<usize>,
     /// Whether a row of a causal span sees the rows of its span after it, too: as many as before it, with a window. A span is
-    /// a whole text then. Only the CPU computes it.
+    /// a whole text then.
     pub bidirectional: bool,
     /// Scores become `cap * tanh(score / cap)`, with a cap above 0.
     pub soft_cap: Option<f32>,
@@ -30,6 +30,12 @@ impl AttentionParams<'_> {
             soft_cap: None,
             sinks: None,
         }
+    }
+
+    /// The number of keys up to its own that a row sees, and of those of its causal span after it.
+    pub(super) fn reach(&self) -> (usize, usize) {
+        let window = self.window.unwrap_or(usize::MAX);
+        (window, if self.bidirectional { window - 1 } else { 0 })
     }
 
     /// Checks them for queries with `heads` heads.

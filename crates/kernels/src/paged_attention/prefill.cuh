@@ -2,9 +2,9 @@
 // faster attention with better parallelism and work partitioning").
 //
 // A query is a (row, query head) pair; the queries of one K/V head share the keys and values that are
-// read from the pool. A query sees the keys up to its own row, or the last of them if there is a window. All
-// queries of a tile go through the same chunks of keys, which begin at multiples of their length in the
-// sequence; a chunk of which a query sees no key does not change its result.
+// read from the pool. A query sees the keys up to its own row, or the last of them if there is a window, and of a
+// text that is read whole also keys after its own. All queries of a tile go through the same chunks of keys, which
+// begin at multiples of their length in the sequence; a chunk of which a query sees no key does not change its result.
 // So a row's bits depend neither on its tile nor on the call that it is in, but they differ from those
 // of attend.cuh.
 //
@@ -90,21 +90,24 @@ __device__ void attend(const T *q, const Pool &k, const Pool &v, T *out, const A
     // Tiles at the end of a prompt have the most work, so they start first.
     const Tile tile = args.tiles[gridDim.x - 1 - blockIdx.x];
     const int kv_head = blockIdx.y, group = args.heads / args.kv_heads;
-    const int keys = keys_of(tile), begin = tile.context + tile.start;
+    const int ahead = args.scores.ahead, keys = keys_of(tile, ahead), begin = tile.context + tile.start;
     const int thread = threadIdx.x % 32, quarter = thread % 4;
     const int first_query = threadIdx.x / 32 * 16 + thread / 4;
 
     // Registers have no room for queries of wide heads, which are read again for each chunk.
     constexpr bool KEPT = !IS_WIDE<D>;
     uint4 queries[KEPT ? D / STEP : 1][2];
-    // The position of the query's row in its sequence.
-    int own[2];
+    // The position of the last key that a row at a position sees.
+    auto last_of = [&](int position) { return position + min(ahead, keys - 1 - position); };
+    // The position of the query's row in its sequence, and of the last key that it sees.
+    int own[2], last[2];
     // The index of its head in `q` and `out`; -1 = there is no such query.
     long long at[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         int query = first_query + 8 * half, row = query / group;
         own[half] = begin + row;
+        last[half] = last_of(own[half]);
         at[half] = -1;
         if (row < tile.rows) {
             at[half] = ((long long)(tile.first + row) * args.heads + kv_head * group + query % group) * d;
@@ -268,7 +271,7 @@ __device__ void attend(const T *q, const Pool &k, const Pool &v, T *out, const A
             next();
         }
         // Whether some query does not see the whole chunk.
-        const bool cut = base + CHUNK - 1 > begin || base <= begin + tile.rows - 1 - window;
+        const bool cut = base + CHUNK - 1 > last_of(begin) || base <= begin + tile.rows - 1 - window;
         if (capped) {
 #pragma unroll
             for (int n = 0; n < CHUNK / 8; n++) {
@@ -283,7 +286,7 @@ __device__ void attend(const T *q, const Pool &k, const Pool &v, T *out, const A
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int key = base + n * 8 + quarter * 2 + i % 2;
-                bool hidden = cut && (key > own[i / 2] || key <= own[i / 2] - window);
+                bool hidden = cut && (key > last[i / 2] || key <= own[i / 2] - window);
                 s[n][i] = hidden ? -INFINITY : __fmul_rn(s[n][i], scale);
             }
         }
@@ -366,10 +369,11 @@ __device__ void attend(const T *q, const Pool &k, const Pool &v, T *out, const A
 // A kernel of heads of D values, or of up to D.
 #define PREFILL_PARAMETERS                                                                         \
     const Tile *tiles, const uint32_t *blocks, int heads, int kv_heads, int block_size,            \
-        float scale, int window, float cap, const float *sinks, int values, int stages
+        float scale, int window, int ahead, float cap, const float *sinks, int values, int stages
 #define PREFILL_ARGS                                                                               \
     prefill::Args {                                                                                \
-        tiles, blocks, heads, kv_heads, block_size, {scale, window, cap, sinks}, values, stages    \
+        tiles, blocks, heads, kv_heads, block_size, {scale, window, cap, sinks, ahead}, values,    \
+            stages                                                                                 \
     }
 #define PREFILL_KERNEL(T, NAME, D, PADDED)                                                         \
     extern "C" __global__ void __launch_bounds__(prefill::THREADS)                                 \

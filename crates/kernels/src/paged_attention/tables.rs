@@ -28,8 +28,9 @@ const MAX_SHORT_ROWS: usize = 64;
 /// Minimum number of chunks that tables have room for, if they are to be overwritten: 1,024 tokens.
 const MIN_CHUNKS: usize = 16;
 /// Number of values that describe a tile, each an i32: first row, rows, context, start in the span,
-/// start of the block table, start of the tree masks (-1 = causal), rows of short spans before it.
-pub(super) const TILE: usize = 7;
+/// start of the block table, start of the tree masks (-1 = causal), rows of its span after it, rows of short spans before
+/// it.
+pub(super) const TILE: usize = 8;
 
 /// The size of [`AttentionTables`]: how many tiles and chunks of short spans they have room for. Calls with equal
 /// capacity launch the same grids.
@@ -136,8 +137,9 @@ impl Parts {
             for start in (0..span.rows.len()).step_by(max_rows) {
                 let len = max_rows.min(span.rows.len() - start);
                 let first = span.rows.start + start;
+                let after = span.rows.len() - start - len;
                 tiles.extend([first, len, span.context, start, blocks.len()].map(|n| n as u32));
-                tiles.extend([tree as u32, (short_rows + start) as u32]);
+                tiles.extend([tree as u32, after as u32, (short_rows + start) as u32]);
             }
             if !is_long {
                 short_rows += span.rows.len();
@@ -314,9 +316,9 @@ mod tests {
         // Three query heads per K/V head, so a tile has ten rows.
         let parts = Parts::of(&spans, 3, false);
         let want = [
-            [0, 1, 20, 0, 0, CAUSAL, 0],
-            [1, 10, 600, 0, 2, CAUSAL, 1],
-            [11, 9, 600, 10, 2, CAUSAL, 11],
+            [0, 1, 20, 0, 0, CAUSAL, 0, 0],
+            [1, 10, 600, 0, 2, CAUSAL, 9, 1],
+            [11, 9, 600, 10, 2, CAUSAL, 0, 11],
         ];
         assert_eq!(parts.tiles, want.concat());
         assert!(parts.long.is_empty());
@@ -339,7 +341,7 @@ mod tests {
         replace(Span::causal(0..24, 0, &long)).unwrap();
         replace(Span::causal(0..3, 900, &long)).unwrap();
         let tiles = tables.tiles.to_vec1::<u32>().unwrap();
-        assert_eq!(tiles[..TILE], [0, 3, 900, 0, 0, CAUSAL, 0]);
+        assert_eq!(tiles[..TILE], [0, 3, 900, 0, 0, CAUSAL, 0, 0]);
         assert!(tiles[TILE..].iter().all(|&n| n == 0));
         assert!(replace(Span::causal(0..3, 1022, &long)).is_err(), "chunks");
         assert!(replace(Span::causal(0..25, 0, &long)).is_err(), "rows");
@@ -362,19 +364,19 @@ mod tests {
         ];
         let parts = Parts::of(&spans, 3, true);
         let short = [
-            [0, 10, 10, 0, 0, CAUSAL, 0],
-            [10, 6, 10, 10, 0, CAUSAL, 10],
-            [82, 10, 70, 0, 42, 0, 16],
-            [92, 10, 70, 10, 42, 0, 26],
-            [102, 1, 20, 0, 82, CAUSAL, 36],
+            [0, 10, 10, 0, 0, CAUSAL, 6, 0],
+            [10, 6, 10, 10, 0, CAUSAL, 0, 10],
+            [82, 10, 70, 0, 42, 0, 10, 16],
+            [92, 10, 70, 10, 42, 0, 0, 26],
+            [102, 1, 20, 0, 82, CAUSAL, 0, 36],
         ];
         assert_eq!(parts.tiles, short.concat());
         let tiles = parts.long.chunks(TILE).map(|tile| &tile[..TILE - 1]);
         let long = [
-            [16, 21, 300, 0, 2, CAUSAL],
-            [37, 21, 300, 21, 2, CAUSAL],
-            [58, 21, 300, 42, 2, CAUSAL],
-            [79, 3, 300, 63, 2, CAUSAL],
+            [16, 21, 300, 0, 2, CAUSAL, 45],
+            [37, 21, 300, 21, 2, CAUSAL, 24],
+            [58, 21, 300, 42, 2, CAUSAL, 3],
+            [79, 3, 300, 63, 2, CAUSAL, 0],
         ];
         assert!(tiles.eq(long));
         let tables = tables_of(&spans, true, None).unwrap();
@@ -382,7 +384,7 @@ mod tests {
         assert_eq!((tables.capacity, tables.long), (capacity(5, 2, 37), 4));
         let tiles = tables.tiles.to_vec1::<u32>().unwrap();
         assert_eq!(tiles[..5 * TILE], short.concat());
-        assert_eq!(tiles[5 * TILE..][..6], long[0]);
+        assert_eq!(tiles[5 * TILE..][..TILE - 1], long[0]);
         let nothing = tables.replace(&[], POOL, &mut Writes::default());
         assert!(nothing.is_err());
     }
