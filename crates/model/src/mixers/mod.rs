@@ -50,12 +50,6 @@ pub fn cost(config: &ModelConfig, layer: &LayerSpec) -> usize {
 
 /// What a GPU has no kernels for in the first half of a layer, and what it takes instead.
 pub fn lack_on_gpu(layer: &LayerSpec) -> Option<(String, String)> {
-    if layer.is_bidirectional {
-        return Some((
-            "attention to later tokens is".into(),
-            "only attention to earlier ones is".into(),
-        ));
-    }
     let state_rows = match layer.mixer {
         MixerSpec::Latent(latent) if !latent.fits_gpu() => {
             return Some((
