@@ -248,6 +248,14 @@ FIXTURES = {
         q_lora_rank=12, v_head_dim=16, num_experts_per_tok=2, routed_scaling_factor=1.8,
         rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=1.0),
     )),
+    "solar_open": ("SolarOpen", dict(
+        head_dim=16, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=16, n_shared_experts=1,
+        routed_scaling_factor=1.7, n_group=1, topk_group=1,
+    )),
+    "youtu": ("Youtu", dict(
+        q_lora_rank=12, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=16, head_dim=8,
+        num_key_value_heads=4, tie_word_embeddings=True,
+    )),
     "ernie4_5_moe": ("Ernie4_5_Moe", dict(
         num_hidden_layers=3, moe_num_experts=6, moe_k=2, moe_intermediate_size=16, tie_word_embeddings=True,
     )),
