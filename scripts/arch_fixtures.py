@@ -248,6 +248,14 @@ FIXTURES = {
         q_lora_rank=12, v_head_dim=16, num_experts_per_tok=2, routed_scaling_factor=1.8,
         rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=1.0),
     )),
+    "mellum": ("Mellum", dict(
+        num_hidden_layers=3, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=16, sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"], mlp_layer_types=["sparse"] * 3, num_mtp_layers=1,
+        rope_parameters=dict(
+            full_attention=dict(rope_type="default", rope_theta=5e5),
+            sliding_attention=dict(rope_type="default", rope_theta=1e4),
+        ),
+    )),
     "solar_open": ("SolarOpen", dict(
         head_dim=16, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=16, n_shared_experts=1,
         routed_scaling_factor=1.7, n_group=1, topk_group=1,

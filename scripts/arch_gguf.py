@@ -21,12 +21,14 @@ GGUF = {
     "arcee": "arcee", "minimax_m2": "minimax-m2", "dots1": "dots1", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "glm4_moe_lite": "deepseek2",
     "qwen3_next": "qwen3next", "qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe",
     "granite4_hybrid": "granitehybrid", "granite4_hybrid_moe": "granitehybrid", "nemotron_h_plain": "nemotron_h",
-    "nemotron_h_moe": "nemotron_h_moe",
+    "nemotron_h_moe": "nemotron_h_moe", "mellum": "mellum",
 }
 
 
 DELTA_NETS = {"qwen3next", "qwen35", "qwen35moe"}
 MAMBAS = {"granitehybrid", "nemotron_h", "nemotron_h_moe"}
+# Architectures that llama.cpp has and its package does not, and those that have the same tensors.
+LIKE = {"mellum": "qwen3moe"}
 # Architectures whose norms are stored less 1.
 OFFSET_NORMS = {"gemma", "gemma2", "gemma3", "nemotron"} | DELTA_NETS
 # Parts of a layer with experts beside its MLP, as in Gemma 4.
@@ -94,6 +96,9 @@ def of_mamba(theirs, name, shape, groups):
 def gguf_of(arch, config, state):
     """What `gguf.json` has."""
     config = config.get_text_config()
+    if arch == "mellum":
+        # The conversion leaves out the layer for further tokens.
+        state = {name: tensor for name, tensor in state.items() if not name.startswith("mtp.")}
     sizes = config.to_dict()
     head_dim = sizes.get("head_dim") or config.hidden_size // config.num_attention_heads
     # Nemotron-H rotates nothing.
@@ -185,9 +190,11 @@ def gguf_of(arch, config, state):
         metadata["n_deepstack_layers"] = 1
     if arch == "gemma3":
         metadata["attention.sliding_window_pattern"] = 2
-    if arch == "olmo2" and hasattr(config, "layer_types"):
+    if arch in ("olmo2", "mellum") and hasattr(config, "layer_types"):
         pattern = [kind == "sliding_attention" for kind in config.layer_types]
         metadata["attention.sliding_window_pattern"] = pattern
+    if arch == "mellum":
+        metadata["rope.freq_base_swa"] = config.rope_parameters["sliding_attention"]["rope_theta"]
     extra = {}
     if arch == "gemma4":
         kinds = [kind == "sliding_attention" for kind in config.layer_types]
@@ -313,7 +320,8 @@ def gguf_of(arch, config, state):
         plain = 1 / rope["rope_theta"] ** (torch.arange(0, head_dim, 2).float() / head_dim)
         scaled, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[kind](config)
         extra["rope_freqs.weight"] = (plain / scaled).tolist()
-    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    like = LIKE.get(arch, arch)
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == like)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers + further)
     tensors, stacked = {}, {}
     for name in sorted(state):

@@ -112,14 +112,19 @@ class Mtp(torch.nn.Module):
         if "head" in owns:
             self.head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.config = config
+        # Of ropes by kind.
+        self.kind = config.layer_types[like] if config.model_type == "mellum" else None
 
     def forward(self, model, tokens, hidden):
         """What the output layer reads of the rows with these tokens, of which the last one's hidden states are missing."""
         embedded = getattr(self, "embed_tokens", model.model.embed_tokens)(torch.tensor([tokens]))
         x = self.fc(torch.cat([self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)], -1))
         rows = len(tokens)
-        angles = model.model.rotary_emb(x, torch.arange(rows)[None])
+        kind = [self.kind] if self.kind else []
+        angles = model.model.rotary_emb(x, torch.arange(rows)[None], *kind)
         mask = torch.full((1, 1, rows, rows), float("-inf")).triu(1)
+        if self.kind == "sliding_attention":
+            mask += torch.full((rows, rows), float("-inf")).tril(-self.config.sliding_window)
         x = self.layers[0](hidden_states=x, position_embeddings=angles, attention_mask=mask)
         return getattr(self, "norm", model.model.norm)(x)
 
@@ -151,7 +156,7 @@ ERNIE = {
 # model's, which the published ones are not.
 MTP = {
     "qwen3_5": ["norm"], "qwen3_5_moe": ["norm"], "glm4_moe": ["norm", "embed_tokens", "head"], "glm4_moe_lite": ["norm"],
-    "deepseek_v3": ["norm", "embed_tokens", "head"], "ernie4_5_moe": [],
+    "deepseek_v3": ["norm", "embed_tokens", "head"], "ernie4_5_moe": [], "mellum": ["norm"],
 }
 
 
@@ -161,6 +166,7 @@ def further_layer(name, model, seed, prompt):
     kinds = getattr(config, "layer_types", None)
     like = 0 if name == "ernie4_5_moe" else config.num_hidden_layers - 1
     like = kinds.index("full_attention") if kinds else like
+    like = 0 if name == "mellum" else like
     mtp = Mtp(model, like, MTP[name]).eval().float()
     mtp.config._attn_implementation = "eager"
     randomize(mtp, seed)
@@ -172,9 +178,9 @@ def further_layer(name, model, seed, prompt):
         full = f"model.layers.{config.num_hidden_layers}.{ours.replace(start, theirs, 1)}"
         if name == "ernie4_5_moe":
             full = f"model.{ours.replace(start, theirs, 1)}"
-        if name.startswith("qwen"):
+        if name.startswith(("qwen", "mellum")):
             full = f"mtp.{ours}"
-        elif ".experts." in ours:
+        if ".experts." in ours and not name.startswith("qwen"):
             # As the published files have them.
             parts = {"up_proj": tensor} if "down" not in ours else {"down_proj": tensor}
             if "gate_up" in ours:

@@ -275,6 +275,48 @@ fn impossible_numbers_of_experts_are_refused_in_one_line() {
     });
 }
 
+/// What no other layer of the model has is checked, too.
+#[test]
+fn the_layer_of_mellum_for_further_tokens_has_kinds_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let read = |more: Json| {
+        let mut config = json!({
+            "architectures": ["MellumForCausalLM"], "num_mtp_layers": 1,
+            "layer_types": vec!["full_attention"; 4], "mlp_layer_types": vec!["dense"; 4]
+        });
+        merge(&mut config, &more);
+        read(folder.path(), config)
+    };
+    let further = |more: Json| read(more).unwrap().spec.mtp.unwrap().layer;
+    for unset in [
+        json!({}),
+        json!({"mtp_layer_types": null, "mtp_mlp_layer_types": null}),
+    ] {
+        let layer = further(unset);
+        assert_eq!(layer.window, Some(1024));
+        assert_eq!(layer.rope.as_ref().unwrap().theta, 1e4);
+        assert_eq!(layer.experts().unwrap().count, 64);
+    }
+    let layer = further(json!({
+        "layer_types": vec!["sliding_attention"; 4], "mlp_layer_types": vec!["sparse"; 4],
+        "mtp_layer_types": ["full_attention"], "mtp_mlp_layer_types": ["dense"]
+    }));
+    assert_eq!(layer.window, None);
+    assert_eq!(layer.rope.as_ref().unwrap().theta, 5e5);
+    assert!(layer.experts().is_none());
+    let table = r#"
+        {"num_mtp_layers": 2} | num_nextn_predict_layers 2 is not supported: only 1
+        {"mtp_layer_types": ["chunked_attention"]} | mtp_layer_types "chunked_attention"
+        {"mtp_layer_types": []} | mtp_layer_types has 0 entries
+        {"mtp_mlp_layer_types": ["moe"]} | mtp_mlp_layer_types "moe"
+        {"sliding_window": null} | mtp_layer_types "sliding_attention"
+        {"sliding_window": 0} | sliding_window is 0
+        {"num_experts": 0} | 0 experts are not
+        {"num_experts_per_tok": 65} | 65 experts of 64
+    "#;
+    assert_refused(table, read);
+}
+
 /// The class of Granite in transformers 5 has other names.
 #[test]
 fn granites_of_transformers_5_compute_the_same() {

@@ -50,13 +50,14 @@ fn states(path: &Path, prompt: &[u32]) -> Tensor {
 }
 
 /// The fixtures with such a layer.
-const ALL: [&str; 6] = [
+const ALL: [&str; 7] = [
     "qwen3_5",
     "qwen3_5_moe",
     "deepseek_v3",
     "glm4_moe",
     "glm4_moe_lite",
     "ernie4_5_moe",
+    "mellum",
 ];
 
 /// How far the log-probabilities of drafts of the layer of `path` are from those that the fixture has. Each draft
@@ -104,13 +105,13 @@ fn its_probabilities_are_those_of_the_parts_of_transformers() {
     }
 }
 
-/// llama.cpp's conversion leaves out those of DeepSeek and ERNIE.
+/// llama.cpp's conversion leaves out those of DeepSeek, ERNIE and Mellum.
 #[test]
 fn gguf_files_have_the_same() {
     for name in ALL {
         let fixture = fixture(name);
         let (_folder, file) = fixture.converted(&fixture.conversion());
-        if matches!(name, "deepseek_v3" | "ernie4_5_moe") {
+        if matches!(name, "deepseek_v3" | "ernie4_5_moe" | "mellum") {
             let target = open(&file).unwrap();
             assert!(head(&file, &*target).is_none(), "{name}");
         } else {

@@ -51,6 +51,28 @@ pub fn with_mtp_after(
     })
 }
 
+/// The prefixes of tensors that the model does not read, and the layers for further tokens, each like `layer`, of
+/// checkpoints that have them apart (`mtp.`).
+pub fn mtp_apart(
+    keys: &mut Keys,
+    shape: &ModelShape,
+    layer: Option<LayerSpec>,
+) -> Result<(Vec<String>, Option<MtpSpec>), String> {
+    let mut unread = further_layers(keys, shape)?;
+    let count = unread.len();
+    let mut layout = MtpLayout::After;
+    if !keys.is_gguf() {
+        unread = vec!["mtp.".to_owned()];
+        layout = MtpLayout::Apart;
+    }
+    let mtp = layer.filter(|_| count > 0).map(|layer| MtpSpec {
+        layer,
+        layout,
+        count,
+    });
+    Ok((unread, mtp))
+}
+
 /// Sets what many classes assume.
 pub fn eps_5(keys: &mut Keys) {
     keys.default("rms_norm_eps", 1e-5);

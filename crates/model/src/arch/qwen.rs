@@ -1,7 +1,10 @@
 //! Qwen 2, 2.5 and 3, MiMo, dots.llm1 and Mellum 2.
 
 use super::experts::{self, experts};
-use super::parts::{by_kind, plain, windows, with_attention_bias, with_ropes, with_windows};
+use super::parts::{
+    by_kind, drop_further_layers, mtp_apart, plain, windows, with_attention_bias, with_ropes,
+    with_windows,
+};
 use super::rope::{rope, ropes_by_kind};
 use crate::config::keys::{Keys, ModelShape};
 use crate::layers::rope::RopeSpec;
@@ -121,9 +124,12 @@ pub fn mellum_defaults(keys: &mut Keys) {
     keys.default("norm_topk_prob", true);
     keys.default("num_key_value_heads", 4);
     keys.default("sliding_window", 1024);
+    keys.rename("num_mtp_layers", "num_nextn_predict_layers");
+    drop_further_layers(keys);
 }
 
-/// Mellum 2: Qwen 3 with experts, and with windows in layers that have their own position embedding.
+/// Mellum 2: Qwen 3 with experts, and with windows in layers that have their own position embedding. A layer for further
+/// tokens has one of its own kinds.
 pub fn mellum(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     // Files of llama.cpp have one base of both, if they do not say otherwise.
     let (is_gguf, local) = (keys.is_gguf(), (!keys.is_gguf()).then_some(1e4));
@@ -131,24 +137,68 @@ pub fn mellum(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> 
     let layer = rotated_by(keys, shape, full.clone())?;
     let is_normalized = keys.flag("norm_topk_prob")?.unwrap_or(is_gguf);
     let slides = |i: usize| is_gguf && !(i + 1).is_multiple_of(4);
-    let windows = windows(keys, shape, true, slides)?;
-    let rope = |_, slides| Some(if slides { &sliding } else { &full });
-    let mut layers = with_ropes(&layer, windows, shape, rope);
-    add_experts(keys, &mut layers, is_normalized, None)?;
-    let (key, accepted) = ("mlp_layer_types", "only dense and sparse are");
-    let dense = by_kind(keys, shape, key, accepted, |kind| match kind {
+    let window = keys.peek("sliding_window").as_u64();
+    let window = window.and_then(|window| usize::try_from(window).ok());
+    let mut windows = windows(keys, shape, true, slides)?;
+    let accepted = "only dense and sparse are";
+    let is_dense = |kind: &str| match kind {
         "dense" => Some(true),
         "sparse" => Some(false),
         _ => None,
-    })?;
-    for (own, _) in layers
-        .iter_mut()
-        .zip(dense.unwrap_or_default())
-        .filter(|(_, dense)| *dense)
-    {
-        own.mlp = layer.mlp;
+    };
+    let dense = by_kind(keys, shape, "mlp_layer_types", accepted, is_dense)?;
+    let mut dense = dense.unwrap_or_else(|| vec![false; shape.num_layers]);
+    let count = "num_nextn_predict_layers";
+    if !is_gguf && keys.peek(count).as_u64() > Some(0) {
+        keys.only(count, 1)?;
+        keys.set(count, 1);
+        let accepted_kinds = "only full_attention is, and sliding_attention with a sliding_window";
+        let of = |kind: &str| match kind {
+            "full_attention" => Some(None),
+            "sliding_attention" => window.map(Some),
+            _ => None,
+        };
+        let kinds = ("mtp_layer_types", "sliding_attention");
+        windows.extend(further_kind(keys, shape, kinds, accepted_kinds, of)?);
+        let kinds = ("mtp_mlp_layer_types", "sparse");
+        dense.extend(further_kind(keys, shape, kinds, accepted, is_dense)?);
     }
-    Ok(layers.into())
+    keys.ignore("mtp_layer_types mtp_mlp_layer_types");
+    let rope = |_, slides| Some(if slides { &sliding } else { &full });
+    let mut layers = with_ropes(&layer, windows, shape, rope);
+    add_experts(keys, &mut layers, is_normalized, None)?;
+    for (own, is_dense) in layers.iter_mut().zip(dense) {
+        if is_dense {
+            own.mlp = layer.mlp;
+        }
+    }
+    let last = layers.split_off(shape.num_layers).pop();
+    let last = last.or_else(|| layers.last().cloned());
+    let (unread, mtp) = mtp_apart(keys, shape, last)?;
+    Ok(ModelSpec {
+        unread,
+        mtp,
+        ..layers.into()
+    })
+}
+
+/// What `of` makes of the kind of the only layer for further tokens: the one that the list `key` names, or else
+/// `by_default`.
+fn further_kind<T>(
+    keys: &mut Keys,
+    shape: &ModelShape,
+    (key, by_default): (&str, &str),
+    accepted: &str,
+    of: impl Fn(&str) -> Option<T>,
+) -> Result<Vec<T>, String> {
+    if keys.peek(key).is_null() {
+        keys.set(key, vec![by_default]);
+    }
+    let one = ModelShape {
+        num_layers: 1,
+        ..*shape
+    };
+    Ok(by_kind(keys, &one, key, accepted, of)?.unwrap_or_default())
 }
 
 /// Sets what the class assumes, besides the numbers of experts, for which it has no defaults.

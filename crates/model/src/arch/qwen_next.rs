@@ -2,14 +2,12 @@
 
 use super::experts;
 use super::mamba::head_width;
-use super::parts::{LAYER_TYPES, by_kind, drop_further_layers, further_layers, plain};
+use super::parts::{LAYER_TYPES, by_kind, drop_further_layers, mtp_apart, plain};
 use super::qwen::add_experts;
 use super::rope::partial_rope;
 use crate::config::keys::{Keys, ModelShape};
 use crate::spec::delta::{DeltaLayout, DeltaSpec};
-use crate::spec::{
-    LayerSpec, MixerSpec, ModelSpec, MtpLayout, MtpSpec, NormSpec, QkNorm, SharedExpert,
-};
+use crate::spec::{LayerSpec, MixerSpec, ModelSpec, NormSpec, QkNorm, SharedExpert};
 use foretoken_kernels::DeltaShape;
 
 /// Sets what the class of Qwen3-Next assumes.
@@ -174,20 +172,9 @@ fn layers(
 
 /// The model: norms whose weights are stored less 1, except in GGUF files, and further layers that are not read.
 fn model(keys: &mut Keys, shape: &ModelShape, layers: Vec<LayerSpec>) -> Result<ModelSpec, String> {
-    let mut unread = further_layers(keys, shape)?;
-    let count = unread.len();
-    let mut layout = MtpLayout::After;
-    if !keys.is_gguf() {
-        unread = vec!["mtp.".to_owned()];
-        layout = MtpLayout::Apart;
-    }
     let attends = |layer: &&LayerSpec| layer.mixer == MixerSpec::Attention;
-    let layer = layers.iter().find(attends).filter(|_| count > 0);
-    let mtp = layer.map(|layer| MtpSpec {
-        layer: layer.clone(),
-        layout,
-        count,
-    });
+    let attending = layers.iter().find(attends).cloned();
+    let (unread, mtp) = mtp_apart(keys, shape, attending)?;
     Ok(ModelSpec {
         layers,
         norm: NormSpec {

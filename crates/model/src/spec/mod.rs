@@ -189,9 +189,12 @@ impl ModelSpec {
     /// # Errors
     /// A message that names what would.
     pub fn check(&self, head_dim: usize, max_positions: usize) -> Result<(), String> {
-        for (i, layer) in self.layers.iter().enumerate() {
+        let further = self.mtp.as_ref().map(|mtp| &mtp.layer);
+        for layer in self.layers.iter().chain(further) {
             let dim = layer.kv_heads.map_or(head_dim, |heads| heads.dim);
             layer.check(dim, max_positions)?;
+        }
+        for (i, layer) in self.layers.iter().enumerate() {
             if let KvSource::Layer(of) = layer.kv
                 && !(self.layers[..i].get(of))
                     .is_some_and(|other| other.kv_heads == layer.kv_heads && other.has_own_kv())
