@@ -1,4 +1,4 @@
-//! Models whose tokens see those after them, against scripts/make-numpy-fixtures.py: a tiny EmbeddingGemma, and a
+//! Models whose tokens see those after them, against transformers: a tiny EmbeddingGemma, and a
 //! Qwen 3 that says `is_causal` false.
 
 use crate::architectures::{Named, write_gguf_of};
@@ -75,7 +75,7 @@ fn assert_embeds(path: &Path, source: &ModelSource) {
 }
 
 #[test]
-fn values_are_those_of_numpy() {
+fn values_are_those_of_transformers() {
     let source = ModelSource::Folder(folder());
     assert_embeds(&folder(), &source);
     let spec = embedding_spec(&source, None).unwrap().unwrap();
