@@ -20,13 +20,17 @@ def block(kind):
 
 def main():
     out = {}
-    for kind in ("IQ4_NL", "IQ4_XS", "MXFP4"):
+    small = ("IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S", "IQ1_M")
+    for kind in ("IQ4_NL", "IQ4_XS", "MXFP4", *small):
         quant = gguf.GGMLQuantizationType[kind]
         blocks = []
-        for i in range(4):
+        for i in (1, 3) if kind in small else range(4):
             data = block(quant)
             if kind == "MXFP4":
                 data[0] = [0, 1, 127, 252][i]
+            elif kind == "IQ1_M":
+                for j in range(4):  # Four bits of the scale in the upper half of each.
+                    data[49 + 2 * j] = data[49 + 2 * j] & 15 | (SCALES[i] >> 4 * j & 15) << 4
             else:
                 data[:2] = SCALES[i].to_bytes(2, "little")
             blocks.append(data)

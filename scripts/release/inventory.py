@@ -13,6 +13,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 LICENCE_FILE = re.compile(r"(licen[cs]e|copying|copyright|notice|unlicense)", re.IGNORECASE)
+# The definition of formats whose tables are in a file of ours.
+GGML = Path("crates/kernels/LICENSE-GGML")
 # For crates that come without a text: this one has no line of a copyright, which another licence would need.
 APACHE = Path("LICENSE-APACHE")
 
@@ -64,7 +66,7 @@ def spdx(package):
 def licences(data):
     _, packages, _ = linked(data)
     foreign = [package for package in packages if package["source"] is not None]
-    with_text = {}
+    with_text = {GGML.read_text().strip(): ["the grids of ggml's formats IQ1 to IQ3"]}
     lacking = []
     for package in foreign:
         name = f"{package['name']} {package['version']}"
@@ -78,7 +80,8 @@ def licences(data):
                 own = [f"{expression}: https://spdx.org/licenses/{expression}.html"]
         for text in own:
             with_text.setdefault(text, []).append(name)
-    print("foretoken contains these crates. The texts of their licences follow.\n")
+    print("foretoken contains these crates, and the grids of ggml's formats IQ1 to IQ3 (MIT;")
+    print("https://github.com/ggml-org/ggml). The texts of their licences follow.\n")
     for package in foreign:
         source = package["repository"] or f"https://crates.io/crates/{package['name']}"
         authors = f"; {', '.join(package['authors'])}" if package["authors"] else ""

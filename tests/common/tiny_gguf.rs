@@ -147,18 +147,13 @@ pub fn put_blocks(
     kind: BlockType,
     blocks: &[u8],
 ) {
-    let number = match kind {
-        BlockType::Iq4Nl => 20u32,
-        BlockType::Iq4Xs => 23,
-        BlockType::Mxfp4 => 39,
-        other => panic!("candle writes {other}"),
-    };
+    assert!(kind.candles().is_none(), "candle writes {kind}");
     let info = &content.tensor_infos[name];
     // After the name: the number of dimensions, these, the type.
     let key = [&(name.len() as u64).to_le_bytes(), name.as_bytes()].concat();
     let found = bytes.windows(key.len()).position(|at| at == key).unwrap();
     let at = found + key.len() + 4 + 8 * info.shape.rank();
-    bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
+    bytes[at..at + 4].copy_from_slice(&kind.number().to_le_bytes());
     let start = (content.tensor_data_offset + info.offset) as usize;
     bytes[start..start + blocks.len()].copy_from_slice(blocks);
 }
@@ -186,12 +181,21 @@ pub fn blocks_of(kind: BlockType, count: usize) -> Vec<u8> {
         let mut block: Vec<u8> = (0..kind.type_size()).map(|_| next()).collect();
         let scale: f32 = match kind {
             BlockType::Iq4Xs => 1e-4,
+            BlockType::Iq3S | BlockType::Iq3Xxs => 0.001,
+            BlockType::Iq1S | BlockType::Iq1M => 0.03,
             _ => 0.004,
         };
+        let scale = half::f16::from_f32(scale).to_bits();
         match kind {
             // Up to 12 times a sixteenth of a half or of a quarter.
             BlockType::Mxfp4 => block[0] = 123 + block[0] % 2,
-            _ => block[..2].copy_from_slice(&half::f16::from_f32(scale).to_le_bytes()),
+            BlockType::Iq1M => {
+                for i in 0..4 {
+                    let scales = &mut block[49 + 2 * i];
+                    *scales = *scales & 15 | ((scale >> (4 * i)) as u8) << 4;
+                }
+            }
+            _ => block[..2].copy_from_slice(&scale.to_le_bytes()),
         }
         block
     });

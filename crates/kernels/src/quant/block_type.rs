@@ -72,6 +72,20 @@ block_types! {
     Iq4Nl: 20 "IQ4_NL" 32 18, Halves(&[0]);
     /// 4-bit indices of a nonlinear codebook in blocks of 256; each 32 have a 6-bit scale.
     Iq4Xs: 23 "IQ4_XS" 256 136, Halves(&[0]);
+    /// 3-bit magnitudes by a codebook, and signs, in blocks of 256; each 32 have a 4-bit scale.
+    Iq3S: 21 "IQ3_S" 256 110, Halves(&[0]);
+    /// The same with fewer signs and groups of magnitudes.
+    Iq3Xxs: 18 "IQ3_XXS" 256 98, Halves(&[0]);
+    /// Three magnitudes by a codebook, and signs, in blocks of 256; each 16 have a 4-bit scale.
+    Iq2S: 22 "IQ2_S" 256 82, Halves(&[0]);
+    /// The same with fewer signs and groups of magnitudes.
+    Iq2Xs: 17 "IQ2_XS" 256 74, Halves(&[0]);
+    /// The same with the fewest; each 32 have a 4-bit scale.
+    Iq2Xxs: 16 "IQ2_XXS" 256 66, Halves(&[0]);
+    /// -1, 0 and 1 by a codebook in blocks of 256; each 32 have a 3-bit scale and a shift by an eighth up or down.
+    Iq1S: 19 "IQ1_S" 256 50, Halves(&[0]);
+    /// The same; each 16 have a scale, and each 8 a shift.
+    Iq1M: 29 "IQ1_M" 256 56, Nibbles([49, 51, 53, 55]);
     /// 4-bit floats (E2M1) in blocks of 32, with a power of two as scale (E8M0).
     Mxfp4: 39 "MXFP4" 32 17, Exponent(0);
 }
@@ -95,28 +109,31 @@ pub enum Floats {
     All(DType),
     /// f16 numbers, from these bytes on.
     Halves(&'static [usize]),
+    /// An f16 number, in the upper halves of these bytes, lowest bits first.
+    Nibbles([usize; 4]),
     /// An f32 number, from this byte on.
     Single(usize),
     /// A power of two (E8M0), in this byte.
     Exponent(usize),
 }
 
-use Floats::{All, Exponent, Halves, Single};
+use Floats::{All, Exponent, Halves, Nibbles, Single};
+
+impl Floats {
+    /// The f16 number of [`Floats::Nibbles`].
+    pub fn of_nibbles(block: &[u8], places: [usize; 4]) -> [u8; 2] {
+        let [a, b, c, d] = places.map(|at| block[at] >> 4);
+        [a | b << 4, c | d << 4]
+    }
+}
 
 /// Numbers and names of types that are not supported.
-const UNSUPPORTED: [(u32, &str); 17] = [
-    (16, "IQ2_XXS"),
-    (17, "IQ2_XS"),
-    (18, "IQ3_XXS"),
-    (19, "IQ1_S"),
-    (21, "IQ3_S"),
-    (22, "IQ2_S"),
+const UNSUPPORTED: [(u32, &str); 10] = [
     (24, "I8"),
     (25, "I16"),
     (26, "I32"),
     (27, "I64"),
     (28, "F64"),
-    (29, "IQ1_M"),
     (34, "TQ1_0"),
     (35, "TQ2_0"),
     (36, "IQ4_NL_4_4"),
@@ -180,7 +197,7 @@ impl BlockType {
     pub fn float(self) -> Option<DType> {
         match self.floats() {
             All(dtype) => Some(dtype),
-            Halves(_) | Single(_) | Exponent(_) => None,
+            Halves(_) | Nibbles(_) | Single(_) | Exponent(_) => None,
         }
     }
 
@@ -212,9 +229,9 @@ mod tests {
                 assert_eq!(sizes, (kind.block_size(), kind.type_size()));
             }
         }
-        let error = BlockType::of_number(16).unwrap_err();
+        let error = BlockType::of_number(34).unwrap_err();
         assert!(
-            error.starts_with("type IQ2_XXS is not supported: only F32, F16"),
+            error.starts_with("type TQ1_0 is not supported: only F32, F16"),
             "{error}"
         );
         assert!(BlockType::of_number(99).unwrap_err().contains("number 99"));

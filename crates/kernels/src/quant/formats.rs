@@ -16,8 +16,9 @@ use super::block_type::BlockType;
 use super::kind::QuantKind;
 pub use super::scales::BLOCK;
 pub(super) use super::scales::{
-    BlockOffsets, BlockScales, Exponents, GroupScales, HalfBlockOffsets, HalfBlockScales, SUPER,
-    ScaleLayout, SuperOffsets, SuperScales, VECTOR, WIDTH, of_half,
+    BlockOffsets, BlockScales, Exponents, GroupScales, HalfBlockEighths, HalfBlockOffsets,
+    HalfBlockScales, SUPER, ScaleLayout, SuperEighths, SuperOffsets, SuperScales, VECTOR, WIDTH,
+    of_half,
 };
 use std::array::from_fn;
 
@@ -28,6 +29,39 @@ const IQ4: [i8; 16] = [
 /// Twice the values of the quants of `MXFP4`, which are floats with two bits of exponent and one of mantissa
 /// (OCP Microscaling Formats 1.0).
 const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// Eight times the magnitudes of `IQ3_S`. A code of these tables is a magnitude's number, and a sign above it.
+const IQ3_S: [i8; 16] = signed([8, 24, 40, 56, 72, 88, 104, 120]);
+/// Twice the magnitudes of `IQ3_XXS`, of which values are quarters.
+const IQ3_XXS: [i8; 16] = signed([8, 24, 40, 56, 72, 88, 104, 124]);
+/// The magnitudes of the formats `IQ2`, of which values are eighths, and eight times those of the formats `IQ1`.
+const IQ2: [i8; 16] = signed([8, 25, 43, 1, 7, 9, 0, 0]);
+
+/// Magnitudes, then their negatives.
+const fn signed(magnitudes: [i8; 8]) -> [i8; 16] {
+    let mut values = [0; 16];
+    let mut i = 0;
+    while i < 8 {
+        values[i] = magnitudes[i];
+        values[i + 8] = -magnitudes[i];
+        i += 1;
+    }
+    values
+}
+
+/// Bits of values whose halves of a block are multiplied apart, plus a bias.
+const fn bits_apart(table: &[i8; 16]) -> usize {
+    let (mut bits, mut i) = (6, 0);
+    while i < 16 {
+        match table[i] {
+            -32..=31 => (),
+            -64..=63 => bits = 7,
+            _ => panic!("a value does not fit a bias of 64"),
+        }
+        i += 1;
+    }
+    bits
+}
 
 /// Values plus `bias`, unsigned, as instructions look them up.
 const fn biased(table: Option<&[i8; 16]>, bias: u8) -> [u8; 16] {
@@ -60,14 +94,14 @@ pub(super) trait Format: 'static {
     /// Whether the sums of halves of a block are multiplied apart.
     const APART: bool = Self::Scales::FACTORS || Self::Scales::BY_HALF;
     /// Bits of what is multiplied: of the values that quants stand for, plus a bias, or of the quants. Of halves of a block
-    /// the bias is 32, for which sums of halves are known, and otherwise 128.
+    /// the bias is 32, for which sums of halves are known, or 64, and otherwise 128.
     const VALUE_BITS: usize = match Self::TABLE {
-        Some(_) if Self::APART => 6,
+        Some(table) if Self::APART => bits_apart(table),
         Some(_) => 8,
         None => Self::BITS,
     };
     /// The values of `TABLE` plus their bias.
-    const BIASED: [u8; 16] = biased(Self::TABLE, if Self::APART { 32 } else { 128 });
+    const BIASED: [u8; 16] = biased(Self::TABLE, 1 << (Self::VALUE_BITS - 1));
     /// Blocks per record, and bytes of its scales.
     const SPAN: usize = Self::Scales::SPAN;
     const SCALES: usize = Self::Scales::BYTES;
@@ -116,6 +150,8 @@ pub(super) fn held_type(kind: BlockType) -> BlockType {
     match kind {
         BlockType::Q5_0 => BlockType::Q5_1,
         BlockType::Q3K => BlockType::Q6K,
+        BlockType::Iq1S => BlockType::Iq2Xxs,
+        BlockType::Iq2S | BlockType::Iq1M => BlockType::Iq2Xs,
         _ => kind,
     }
 }
@@ -202,6 +238,10 @@ formats! { $
     Q6K: 6, 32, HalfBlockScales, None, HalfBlock in Q6_K => six_bits_k;
     Iq4Nl: 4, 0, BlockScales, Some(&IQ4), Block in IQ4_NL => |data, _| split(&data[2..]);
     Iq4Xs: 4, 0, SuperScales, Some(&IQ4), Super in IQ4_XS => |data, sub| split(&data[8 + sub * BLOCK / 2..]);
+    Iq3S: 4, 0, SuperEighths, Some(&IQ3_S) => codes;
+    Iq3Xxs: 4, 0, SuperEighths, Some(&IQ3_XXS) => codes;
+    Iq2Xxs: 4, 0, SuperEighths, Some(&IQ2) => codes;
+    Iq2Xs: 4, 0, HalfBlockEighths, Some(&IQ2) => codes;
     Mxfp4: 4, 0, Exponents, Some(&E2M1), BlockExponent in MXFP4 => |data, _| split(&data[1..]);
     Nvfp4 = Nvfp4: 4, 0, GroupScales, Some(&E2M1) => |data, _| from_fn(|k| data[6 + k / 2] >> (k % 2 * 4) & 15);
 }
@@ -210,6 +250,11 @@ pub(super) use with_format;
 /// Unpacks a block whose inputs 0..16 are in the low halves of 16 bytes and 16..32 in the high halves.
 fn split(bytes: &[u8]) -> Block {
     from_fn(|k| bytes[k % 16] >> (k / 16 * 4) & 15)
+}
+
+/// Codes of a block that `codebooks` wrote, after a half and 16 factors.
+fn codes(data: &[u8], sub: usize) -> Block {
+    split(&data[18 + sub * BLOCK / 2..])
 }
 
 /// Quants of `Q5_1`: their fifth bits are before the others.

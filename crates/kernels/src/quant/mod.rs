@@ -14,12 +14,14 @@ mod activations;
 mod block_sums;
 mod block_type;
 mod byte_rows;
+mod codebooks;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod device;
 mod device_float8;
 mod device_tiles;
 mod formats;
+mod grids;
 mod kind;
 mod nvfp4;
 mod pack;

@@ -2,6 +2,7 @@
 
 use super::activations::largest;
 use super::block_type::BlockType;
+use super::codebooks;
 use super::formats::{BLOCK, Format, ScaleLayout, TileFormat, WIDTH, held_type, with_format};
 use super::tiles::{Line, QuantMatrix, bytes_mut, quant, set_block, strip_lines};
 use candle_core::Result;
@@ -121,6 +122,9 @@ pub(super) fn pack<F: Format>(
 
 /// GGUF blocks of a type as tiles hold them, and the bytes of one.
 pub(super) fn held_blocks(kind: BlockType, data: &[u8]) -> (Cow<'_, [u8]>, usize) {
+    if let Some(coded) = codebooks::coded(kind, data) {
+        return (coded.into(), codebooks::SIZE);
+    }
     let held = held_type(kind);
     if kind == held {
         return (data.into(), kind.type_size());

@@ -8,6 +8,8 @@ pub const BLOCK: usize = 32;
 pub(super) const WIDTH: usize = 16;
 /// Bytes of a vector: four inputs of each output.
 pub(super) const VECTOR: usize = 4 * WIDTH;
+/// Part of the scales of formats whose tables have eight times the values.
+pub(super) const EIGHTH: f32 = 1. / 8.;
 /// Inputs that share a scale record in the K formats.
 pub(super) const SUPER: usize = 256;
 
@@ -253,6 +255,45 @@ impl ScaleLayout for SuperScales {
 
     fn scale(scales: &[u8], sub: usize, c: usize, _: usize) -> f32 {
         half(scales, 0, c) * f32::from(scales[Self::factors(sub) + c] as i8)
+    }
+}
+
+/// Eighths of those of [`SuperScales`], with factors below 32. f16 has no room for eighths of the smallest halves.
+pub(super) struct SuperEighths;
+
+impl ScaleLayout for SuperEighths {
+    const SPAN: usize = SuperScales::SPAN;
+    const BYTES: usize = SuperScales::BYTES;
+
+    /// Reads a half, and the factor of each 16 inputs, which is that of both halves of a block.
+    fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) {
+        copy_half(data, scales, 0, c);
+        scales[SuperScales::factors(sub) + c] = data[2 + 2 * sub];
+    }
+
+    fn scale(scales: &[u8], sub: usize, c: usize, half: usize) -> f32 {
+        SuperScales::scale(scales, sub, c, half) * EIGHTH
+    }
+}
+
+/// Eighths of a half times a factor below 32. 16 halves, 32 unused bytes, then for each half block 16 bytes.
+pub(super) struct HalfBlockEighths;
+
+impl ScaleLayout for HalfBlockEighths {
+    const SPAN: usize = SUPER / BLOCK;
+    const BYTES: usize = of_half(Self::SPAN, 0);
+    const BY_HALF: bool = true;
+
+    /// Reads a half, and the factor of each 16 inputs.
+    fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) {
+        copy_half(data, scales, 0, c);
+        for half in 0..2 {
+            scales[of_half(sub, half) + c] = data[2 + 2 * sub + half];
+        }
+    }
+
+    fn scale(scales: &[u8], sub: usize, c: usize, in_half: usize) -> f32 {
+        half(scales, 0, c) * f32::from(scales[of_half(sub, in_half) + c]) * EIGHTH
     }
 }
 

@@ -115,6 +115,16 @@ fn nvfp4_is_held_without_loss() {
     assert_eq!(size_of_val(&matrix.lines[..]), 3 * 2 * record);
 }
 
+/// Puts an f16 scale into a block of a type that candle does not have.
+fn put_scale(kind: BlockType, block: &mut [u8], bits: u16) {
+    let Floats::Nibbles(places) = kind.floats() else {
+        return block[..2].copy_from_slice(&bits.to_le_bytes());
+    };
+    for (i, at) in places.into_iter().enumerate() {
+        block[at] = block[at] & 15 | ((bits >> (4 * i)) as u8) << 4;
+    }
+}
+
 /// Blocks of random bytes with scales near 1/64.
 fn random_blocks(kind: BlockType, count: usize) -> Vec<u8> {
     let mut state = 7u64;
@@ -128,7 +138,7 @@ fn random_blocks(kind: BlockType, count: usize) -> Vec<u8> {
             BlockType::Mxfp4 => block[0] = 120 + block[0] % 4,
             _ => {
                 let scale = half::f16::from_f32(f32::from(block[0]) / 256. / 64.);
-                block[..2].copy_from_slice(&scale.to_le_bytes());
+                put_scale(kind, &mut block, scale.to_bits());
             }
         }
         block
@@ -141,7 +151,8 @@ fn random_blocks(kind: BlockType, count: usize) -> Vec<u8> {
 fn values_are_those_of_another_implementation() {
     let file = include_str!("../../../../tests/data/block-types.json");
     let file: serde_json::Value = serde_json::from_str(file).unwrap();
-    for kind in [BlockType::Iq4Nl, BlockType::Iq4Xs, BlockType::Mxfp4] {
+    let kinds = BlockType::all().filter(|kind| kind.candles().is_none());
+    for kind in kinds {
         let found = &file[kind.name()];
         let hex = found["blocks"].as_str().unwrap();
         let byte = |at: usize| u8::from_str_radix(&hex[2 * at..][..2], 16).unwrap();
@@ -377,6 +388,17 @@ fn extreme_values_do_not_overflow() {
     let of = |kind, parts: &[&[u8]], value: f32| (kind, parts.concat(), value);
     let kinds = [
         of(BlockType::Iq4Nl, &[&half, &[0; 16]], -127.),
+        // The last entry of a grid is eight times the largest magnitude. All signs are set, or none.
+        of(
+            BlockType::Iq2Xs,
+            &[&half, &[0xFF; 64], &[0xFF; 8]],
+            43. * 31. / -8.,
+        ),
+        of(
+            BlockType::Iq2S,
+            &[&half, &[0xFF; 32], &[0; 32], &[0xFF; 16]],
+            43. * 31. / 8.,
+        ),
         of(BlockType::Q8_0, &[&half, &[0x80; 32]], -128.),
         of(BlockType::Q4_0, &[&half, &[0xFF; 16]], 7.),
         of(BlockType::Q4_1, &[&half, &zero, &[0xFF; 16]], 15.),

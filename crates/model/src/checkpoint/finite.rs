@@ -36,6 +36,9 @@ pub fn blocks(kind: BlockType, bytes: &[u8]) -> bool {
                 halves.all(|half| exponent_of_f16(half) < end)
             })
         }
+        Floats::Nibbles(places) => each_block(kind, bytes, |block| {
+            exponent_of_f16(Floats::of_nibbles(block, places)) < 0x1f
+        }),
         Floats::Single(at) => {
             each_block(kind, bytes, |block| floats(DType::F32, &block[at..at + 4]))
         }
@@ -127,11 +130,13 @@ mod tests {
 
     #[test]
     fn blocks_that_candle_does_not_read_are_searched_too() {
-        for kind in [BlockType::Iq4Nl, BlockType::Iq4Xs, BlockType::Mxfp4] {
+        for kind in BlockType::all().filter(|kind| kind.candles().is_none()) {
             let mut data = vec![0u8; 3 * kind.type_size()];
             assert!(blocks(kind, &data), "{kind}");
             let (infinite, at): (&[u8], _) = match kind {
                 BlockType::Mxfp4 => (&[253], 0),
+                // The upper four bits of two bytes are the 0xc and the 0x7 of 0x7c00.
+                BlockType::Iq1M => (&[0xc0, 0, 0x70], 53),
                 _ => (&[0, 0x7c], 0),
             };
             let at = at + 2 * kind.type_size();

@@ -104,8 +104,8 @@ fn what_cannot_be_is_refused_by_name() {
         ),
         (
             at + 20,
-            &[16],
-            "tensor w: type IQ2_XXS is not supported: only F32",
+            &[34],
+            "tensor w: type TQ1_0 is not supported: only F32",
         ),
         (at + 20, &[77], "tensor w: type number 77 is not supported"),
         (at + 24, &[0xff; 8], "more than the file has"),

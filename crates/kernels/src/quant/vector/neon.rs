@@ -91,6 +91,7 @@ unsafe fn unbiased<F: VectorFormat>(x: &Rows, i: usize, half: usize) -> int32x4_
     unsafe {
         match F::VALUE_BITS {
             6 => vdupq_n_s32(x.sums(i).less_32[half]),
+            7 => vdupq_n_s32(2 * x.sums(i).less_32[half]),
             4 if F::BIAS != 0 && half == 0 => vdupq_n_s32(x.sums(i).less_8),
             _ => vdupq_n_s32(0),
         }
@@ -250,7 +251,7 @@ impl Halves for Widening {
         unsafe {
             let mut halves = [unbiased::<F>(x, i, 0), unbiased::<F>(x, i, 1)];
             // Each number of 16 bits gets one product of each vector: of quants of 6 bits at most 4 * 63 * 127, of
-            // values 2 * 128 * 127.
+            // values with more 2 * 128 * 127.
             each!(half in 0 1 => {
                 let sum = &mut halves[if F::APART { half } else { 0 }];
                 let mut products = [vdupq_n_s16(0); 2];
@@ -259,7 +260,7 @@ impl Halves for Widening {
                     let x = vreinterpretq_s8_u8(Quad::broadcast(x.inputs(i, v)));
                     products[0] = vmlal_s8(products[0], vget_low_s8(weights[v]), vget_low_s8(x));
                     products[1] = vmlal_high_s8(products[1], weights[v], x);
-                    if F::VALUE_BITS == 8 && v % 4 == 1 {
+                    if F::VALUE_BITS > 6 && v % 4 == 1 {
                         *sum = vaddq_s32(*sum, four_sums(products));
                         products = [vdupq_n_s16(0); 2];
                     }

@@ -120,11 +120,16 @@ unsafe fn unbiased<F: VectorFormat>(sums: &PairSums, half: usize) -> int32x4_t {
     unsafe {
         let less = match F::VALUE_BITS {
             8 if half == 0 => &sums.less_128,
-            6 => &sums.less_32[half],
+            6 | 7 => &sums.less_32[half],
             4 if F::BIAS != 0 && half == 0 => &sums.less_8,
             _ => return vdupq_n_s32(0),
         };
-        vld1q_s32(less.as_ptr())
+        let less = vld1q_s32(less.as_ptr());
+        if F::VALUE_BITS == 7 {
+            vaddq_s32(less, less)
+        } else {
+            less
+        }
     }
 }
 

@@ -1,9 +1,10 @@
 //! The formats as vectors.
 
 use super::super::formats::{
-    BlockOffsets, BlockScales, Exponents, Format, GroupScales, HalfBlockOffsets, HalfBlockScales,
-    ScaleLayout, SuperOffsets, SuperScales, VECTOR, WIDTH, of_half,
+    BlockOffsets, BlockScales, Exponents, Format, GroupScales, HalfBlockEighths, HalfBlockOffsets,
+    HalfBlockScales, ScaleLayout, SuperEighths, SuperOffsets, SuperScales, VECTOR, WIDTH, of_half,
 };
+use super::super::scales::EIGHTH;
 use super::super::tiles::NIBBLES;
 use super::lanes::Lanes;
 
@@ -181,6 +182,19 @@ vector_scales! {
         scales(scales, sub, first, _) -> F => {
             let factors = L::signed(scales.add(Self::factors(sub) + first));
             L::float_mul(L::halves(scales.add(2 * first)), L::floats(factors))
+        };
+    }
+    SuperEighths {
+        scales(scales, sub, first, half) -> F => {
+            let whole = SuperScales::scales::<L>(scales, sub, first, half);
+            L::float_mul(whole, L::float_broadcast(&EIGHTH))
+        };
+    }
+    HalfBlockEighths {
+        scales(scales, sub, first, half) -> F => {
+            let factors = L::unsigned(scales.add(of_half(sub, half) + first));
+            let whole = L::float_mul(L::halves(scales.add(2 * first)), L::floats(factors));
+            L::float_mul(whole, L::float_broadcast(&EIGHTH))
         };
     }
     Exponents {

@@ -109,9 +109,13 @@ unsafe fn sums<M: ByteDots, F: VectorFormat, const R: usize>(
         for i in 0..R {
             match F::VALUE_BITS {
                 8 => low[i] = M::Lanes::broadcast((&raw const x.sums(i).less_128).cast()),
-                6 => {
+                6 | 7 => {
                     low[i] = M::Lanes::broadcast((&raw const x.sums(i).less_32[0]).cast());
                     high[i] = M::Lanes::broadcast((&raw const x.sums(i).less_32[1]).cast());
+                    if F::VALUE_BITS == 7 {
+                        low[i] = M::Lanes::add(low[i], low[i]);
+                        high[i] = M::Lanes::add(high[i], high[i]);
+                    }
                 }
                 _ if F::BIAS != 0 => {
                     low[i] = M::Lanes::broadcast((&raw const x.sums(i).less_8).cast())
@@ -327,14 +331,15 @@ impl Multiply for Avx2Ymm {
         unsafe {
             let ones = _mm256_set1_epi16(1);
             let mut dots = [[_mm256_setzero_si256(); R]; 2];
-            if F::VALUE_BITS == 6 {
+            if matches!(F::VALUE_BITS, 6 | 7) {
+                let times = if F::VALUE_BITS == 7 { 2 } else { 1 };
                 for (half, dots) in dots.iter_mut().enumerate() {
                     for (i, dot) in dots.iter_mut().enumerate() {
-                        *dot = _mm256_set1_epi32(x.sums(i).less_32[half]);
+                        *dot = _mm256_set1_epi32(times * x.sums(i).less_32[half]);
                     }
                 }
             }
-            // Products of two vectors are added in i16: at most 2 * 2 * 63 * 127.
+            // Products of two vectors are added in i16: at most 2 * 2 * 63 * 127; with 7 bits those of one: 2 * 127 * 127.
             each!(two in 0 1 2 3 => {
                 let mut pairs = [_mm256_setzero_si256(); R];
                 each!(of_two in 0 1 => {
@@ -345,10 +350,13 @@ impl Multiply for Avx2Ymm {
                         let sum = _mm256_add_epi16(*pairs, products);
                         *pairs = if R > 2 { keep(sum) } else { sum };
                     }
+                    if of_two == 1 || F::VALUE_BITS == 7 {
+                        for (dot, pairs) in dots[two / 2].iter_mut().zip(&mut pairs) {
+                            *dot = _mm256_add_epi32(*dot, _mm256_madd_epi16(*pairs, ones));
+                            *pairs = _mm256_setzero_si256();
+                        }
+                    }
                 });
-                for (dot, pairs) in dots[two / 2].iter_mut().zip(pairs) {
-                    *dot = _mm256_add_epi32(*dot, _mm256_madd_epi16(pairs, ones));
-                }
             });
             dots
         }
