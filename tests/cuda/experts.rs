@@ -223,6 +223,8 @@ fn experts_are_right_and_a_row_has_the_same_bits_in_any_number_of_rows() {
         BlockType::Q8_0,
         BlockType::Iq4Nl,
         BlockType::Iq4Xs,
+        BlockType::Iq3Xxs,
+        BlockType::Iq2S,
         BlockType::Mxfp4,
     ];
     let blocks = kinds.into_iter().flat_map(|kind| {

@@ -1,5 +1,9 @@
 // Our kernels for quantized weights, for the emulated GPU.
 #include "quant/cuda/f8e4m3.cu"
+#include "quant/cuda/iq2_xs.cu"
+#include "quant/cuda/iq2_xxs.cu"
+#include "quant/cuda/iq3_s.cu"
+#include "quant/cuda/iq3_xxs.cu"
 #include "quant/cuda/iq4_nl.cu"
 #include "quant/cuda/iq4_xs.cu"
 #include "quant/cuda/mixed.cu"
@@ -47,6 +51,10 @@ namespace {
 
 [[maybe_unused]] const bool added = [] {
     ADD_FORMAT(f8e4m3)
+    ADD_FORMAT(iq2_xs)
+    ADD_FORMAT(iq2_xxs)
+    ADD_FORMAT(iq3_s)
+    ADD_FORMAT(iq3_xxs)
     ADD_FORMAT(iq4_nl)
     ADD_FORMAT(iq4_xs)
     ADD_FORMAT(mxfp4)

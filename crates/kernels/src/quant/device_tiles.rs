@@ -167,11 +167,18 @@ impl Layout {
             // With a part of the factor.
             DeviceScales::Group => (GROUP_SCALES + FACTOR / GROUPS, 0),
         };
-        let tables = [BlockType::Iq4Nl, BlockType::Iq4Xs].map(QuantKind::Blocks);
+        let tables = [
+            BlockType::Iq4Nl,
+            BlockType::Iq4Xs,
+            BlockType::Iq3S,
+            BlockType::Iq3Xxs,
+            BlockType::Iq2Xxs,
+            BlockType::Iq2Xs,
+        ];
         Self {
             kind,
             format,
-            has_table: tables.contains(&kind),
+            has_table: tables.map(QuantKind::Blocks).contains(&kind),
             scales,
             scale_bytes,
             unit: scales + GROUPS * scale_bytes,
@@ -375,4 +382,25 @@ impl Strip<'_> {
 /// Puts bits into the little-endian word at `at`, which has zeros there. They do not cross a byte.
 fn put(unit: &mut [u8], at: usize, bit: usize, value: u8) {
     unit[at + bit / 8] |= value << (bit % 8);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A forward in one launch would read a format that has no row as dense weights.
+    #[test]
+    fn forwards_in_one_launch_have_all_formats_of_blocks() {
+        let formats = include_str!("cuda/formats.cuh");
+        for kind in BlockType::all() {
+            let Some((_, layout)) = Layout::of(kind) else {
+                continue;
+            };
+            let QuantKind::Blocks(held) = layout.kind else {
+                panic!("{kind} is held as {}", layout.kind);
+            };
+            let row = format!("DO({held}, {})", held.number());
+            assert!(formats.contains(&row), "{kind} has no {row}");
+        }
+    }
 }

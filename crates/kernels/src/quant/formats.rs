@@ -238,10 +238,10 @@ formats! { $
     Q6K: 6, 32, HalfBlockScales, None, HalfBlock in Q6_K => six_bits_k;
     Iq4Nl: 4, 0, BlockScales, Some(&IQ4), Block in IQ4_NL => |data, _| split(&data[2..]);
     Iq4Xs: 4, 0, SuperScales, Some(&IQ4), Super in IQ4_XS => |data, sub| split(&data[8 + sub * BLOCK / 2..]);
-    Iq3S: 4, 0, SuperEighths, Some(&IQ3_S) => codes;
-    Iq3Xxs: 4, 0, SuperEighths, Some(&IQ3_XXS) => codes;
-    Iq2Xxs: 4, 0, SuperEighths, Some(&IQ2) => codes;
-    Iq2Xs: 4, 0, HalfBlockEighths, Some(&IQ2) => codes;
+    Iq3S: 4, 0, SuperEighths, Some(&IQ3_S), Super in IQ3_S => codes;
+    Iq3Xxs: 4, 0, SuperEighths, Some(&IQ3_XXS), Super in IQ3_XXS => codes;
+    Iq2Xxs: 4, 0, SuperEighths, Some(&IQ2), Super in IQ2_XXS => codes;
+    Iq2Xs: 4, 0, HalfBlockEighths, Some(&IQ2), HalfBlock in IQ2_XS => codes;
     Mxfp4: 4, 0, Exponents, Some(&E2M1), BlockExponent in MXFP4 => |data, _| split(&data[1..]);
     Nvfp4 = Nvfp4: 4, 0, GroupScales, Some(&E2M1) => |data, _| from_fn(|k| data[6 + k / 2] >> (k % 2 * 4) & 15);
 }

@@ -12,6 +12,11 @@ using Q6_K = Format<6, 32, HalfBlockScales>;
 using Q8_0 = Format<8, 128, BlockScales>;
 using IQ4_NL = Format<4, 0, BlockScales, Iq4Values>;
 using IQ4_XS = Format<4, 0, SuperScales, Iq4Values>;
+// See formats.rs for their magnitudes.
+using IQ3_S = Format<4, 0, Eighths<SuperScales>, SignedValues<8, 24, 40, 56, 72, 88, 104, 120>>;
+using IQ3_XXS = Format<4, 0, Eighths<SuperScales>, SignedValues<8, 24, 40, 56, 72, 88, 104, 124>>;
+using IQ2_XXS = Format<4, 0, Eighths<SuperScales>, SignedValues<8, 25, 43, 1, 7, 9, 0, 0>>;
+using IQ2_XS = Format<4, 0, Eighths<HalfBlockScales>, IQ2_XXS::Values>;
 using MXFP4 = Format<4, 0, BlockExponents, Floats>;
 using NVFP4 = Format<4, 0, GroupScales, Floats>;
 using F8E4M3 = Format<8, 0, UnitScales, Floats>;
@@ -26,7 +31,11 @@ using F8E4M3 = Format<8, 0, UnitScales, Floats>;
     DO(Q4_K, 12)                                                                                   \
     DO(Q5_K, 13)                                                                                   \
     DO(Q6_K, 14)                                                                                   \
+    DO(IQ2_XXS, 16)                                                                                \
+    DO(IQ2_XS, 17)                                                                                 \
+    DO(IQ3_XXS, 18)                                                                                \
     DO(IQ4_NL, 20)                                                                                 \
+    DO(IQ3_S, 21)                                                                                  \
     DO(IQ4_XS, 23)                                                                                 \
     DO(MXFP4, 39)                                                                                  \
     DO(F8E4M3, 256)                                                                                \

@@ -186,6 +186,19 @@ struct HalfBlockScales {
     }
 };
 
+// Eighths of other scales, which have no offsets.
+template <typename Whole> struct Eighths : Whole {
+    template <typename Unit> __device__ static __forceinline__ Scales read(const Unit &unit, int at, int g) {
+        Scales scales = Whole::read(unit, at, g);
+#pragma unroll
+        for (int m = 0; m < FRAGMENTS; m++) {
+            scales.scale[0][m] = __fmul_rn(scales.scale[0][m], 0.125f);
+            scales.scale[1][m] = __fmul_rn(scales.scale[1][m], 0.125f);
+        }
+        return scales;
+    }
+};
+
 // A byte for each 16 inputs of output g, then of g + 8, with a factor for the scale in its lower and one for the offset in its
 // upper half; 256 inputs share the halves that they are multiplied with, as in SuperOffsets.
 struct HalfBlockOffsets {

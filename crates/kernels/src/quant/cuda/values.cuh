@@ -13,6 +13,14 @@ struct Iq4Values {
     }
 };
 
+// Magnitudes, then their negatives.
+template <int... MAGNITUDES> struct SignedValues {
+    __device__ static constexpr int at(int place) {
+        constexpr int VALUES[8] = {MAGNITUDES...};
+        return place < 8 ? VALUES[place] : -VALUES[place - 8];
+    }
+};
+
 // (a & b) | c
 __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
 #ifdef __CUDACC__
