@@ -1,8 +1,6 @@
 //! `/v1/responses`: the same answers as a chat's, as items and events.
 
 use crate::common::scripted::{self, CHAT, TEMPLATE, TWO_CALLS, saying, saying_as, thinking};
-use crate::common::server::error;
-use foretoken::http::AppState;
 use serde_json::{Value, json};
 
 pub const RESPONSES: &str = "/v1/responses";
@@ -364,103 +362,5 @@ async fn fields_of_chats_work_and_the_request_is_repeated() {
     }
     let shown = json!({"effort": "low", "summary": "auto"});
     assert_eq!(reply["reasoning"], shown);
-    server.done().await;
-}
-
-/// What continues a stored response has the prompt of the whole conversation.
-#[tokio::test]
-async fn stored_responses_are_told_again_continued_and_deleted() {
-    let server = saying("Hello there.").await;
-    let first = server.json(RESPONSES, &text_body()).await;
-    let id = first["id"].as_str().expect("an id");
-    let path = format!("{RESPONSES}/{id}");
-    assert_eq!(server.read(&path).await, first);
-
-    let more = json!({"input": "And?", "temperature": 0, "previous_response_id": id});
-    let second = server.json(RESPONSES, &more).await;
-    assert_eq!(second["previous_response_id"], id);
-    let counted = format!("{RESPONSES}/input_tokens");
-    let counted = server.json(&counted, &more).await;
-    let tokens = &second["usage"]["input_tokens"];
-    assert_eq!(
-        counted,
-        json!({"object": "response.input_tokens", "input_tokens": tokens})
-    );
-    let user = |text: &str| json!({"role": "user", "content": text});
-    let message = &first["output"][0];
-    let reference = json!({"type": "item_reference", "id": message["id"]});
-    for said in [message, &reference] {
-        let input = json!([user("Hi"), said, user("And?")]);
-        let body = json!({"input": input, "temperature": 0, "store": false});
-        let whole = server.json(RESPONSES, &body).await;
-        let tokens = |response: &Value| response["usage"]["input_tokens"].as_u64();
-        assert_eq!(tokens(&whole), tokens(&second));
-        assert!(tokens(&whole) > tokens(&first));
-        let path = format!("{RESPONSES}/{}", whole["id"].as_str().expect("an id"));
-        error(server.get(&path).await, 404, "not_found").await;
-    }
-
-    let twice = json!({"input": [user("Hi"), reference, reference]});
-    let refused = server.refused(RESPONSES, &twice).await;
-    assert_eq!(refused["param"], "input[2].id");
-
-    // The conversation of a stream is stored, too, with those before it.
-    let mut more = more;
-    more["previous_response_id"] = second["id"].clone();
-    let events = server.named_events(RESPONSES, more.clone()).await;
-    let (_, completed) = events.last().expect("events");
-    more["previous_response_id"] = completed["response"]["id"].clone();
-    let fourth = server.json(RESPONSES, &more).await;
-    let third = &completed["response"]["usage"]["input_tokens"];
-    let of = |tokens: &Value| tokens.as_u64().expect("a number");
-    let second = of(&second["usage"]["input_tokens"]);
-    let (third, fourth) = (of(third), of(&fourth["usage"]["input_tokens"]));
-    assert_eq!(fourth - third, third - second);
-
-    let refused = server.get(&format!("{path}?stream=true")).await;
-    assert_eq!(
-        error(refused, 400, "invalid_value").await["param"],
-        "stream"
-    );
-    let delete = async || {
-        let request = server.client.delete(server.url.clone() + &path);
-        request.send().await.expect("an answer")
-    };
-    let deleted: Value = delete().await.json().await.expect("JSON");
-    assert_eq!(
-        deleted,
-        json!({"id": id, "object": "response", "deleted": true})
-    );
-    for refused in [delete().await, server.get(&path).await] {
-        let error = error(refused, 404, "not_found").await;
-        assert_eq!(error["param"], "response_id");
-    }
-    let mut body = text_body();
-    body["input"] = json!([user("Hi"), reference]);
-    let refused = server.refused(RESPONSES, &body).await;
-    assert_eq!(refused["param"], "input[1].id");
-    server.done().await;
-}
-
-#[tokio::test]
-async fn a_stored_response_belongs_to_a_key() {
-    let keys = vec!["one".to_owned(), "two".to_owned()];
-    let configure = |state: AppState| state.with_api_keys(keys);
-    let server = saying_as("Hello there.", TEMPLATE, configure).await;
-    let url = server.url.clone() + RESPONSES;
-    let ask = async |key: &str, body: &Value| {
-        let request = server.client.post(&url).bearer_auth(key).json(body);
-        request.send().await.expect("an answer")
-    };
-    let first: Value = ask("one", &text_body()).await.json().await.expect("JSON");
-    let id = first["id"].as_str().expect("an id");
-    let mut more = text_body();
-    more["previous_response_id"] = id.into();
-    for (key, told, continued) in [("one", 200, 200), ("two", 404, 400)] {
-        let request = server.client.get(format!("{url}/{id}")).bearer_auth(key);
-        let response = request.send().await.expect("an answer");
-        assert_eq!(response.status(), told, "{key}");
-        assert_eq!(ask(key, &more).await.status(), continued, "{key}");
-    }
     server.done().await;
 }

@@ -94,6 +94,7 @@ mod http_responses;
 mod http_responses_errors;
 mod http_speculation;
 mod http_stops;
+mod http_stored;
 mod http_templates;
 mod http_tls;
 mod http_tools;

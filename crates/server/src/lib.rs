@@ -51,6 +51,7 @@ mod params;
 mod paths;
 mod piece;
 mod prompt;
+mod query;
 mod relevance;
 mod reply;
 mod reply_objects;
@@ -115,8 +116,9 @@ pub use state::AppState;
 pub use tls::Tls;
 pub use trace::{ChoiceRecord, JobRecord, Observer, RequestRecord};
 
-/// The route of a stored response.
+/// The routes of a stored response, and of the items that it answers.
 const RESPONSE: &str = "/v1/responses/{response_id}";
+const INPUT_ITEMS: &str = "/v1/responses/{response_id}/input_items";
 
 /// Time that finished replies have to reach their clients after the engine has ended.
 const FLUSH: Duration = Duration::from_secs(1);
@@ -146,6 +148,7 @@ fn routes() -> Vec<(Method, &'static str, MethodRouter<AppState>)> {
         (POST, "/v1/responses/input_tokens", input_tokens),
         (GET, RESPONSE, get(responses::stored)),
         (Method::DELETE, RESPONSE, delete(responses::delete)),
+        (GET, INPUT_ITEMS, get(responses::input_items)),
         (POST, "/v1/messages", message),
         (POST, "/v1/messages/count_tokens", count_tokens),
         (GET, "/v1/models", get(models)),

@@ -18,8 +18,15 @@ const MAX_RESPONSE_BYTES: usize = 8 << 20;
 /// What an item takes beside its text, in bytes: counts, pointers, and what an allocator adds.
 const ITEM_BYTES: usize = 64;
 
-/// The items of a conversation, in JSON. A response shares them with those that continue it.
-pub(crate) type Items = Vec<Arc<RawValue>>;
+/// An item of a conversation.
+pub(crate) struct StoredItem {
+    pub id: String,
+    /// The item as it is listed.
+    pub json: Box<RawValue>,
+}
+
+/// The items of a conversation. A response shares them with those that continue it.
+pub(crate) type Items = Vec<Arc<StoredItem>>;
 
 /// The responses, the oldest first, each with the time at which it was stored.
 #[derive(Default)]
@@ -32,24 +39,33 @@ pub(crate) struct StoredResponse {
     pub key: Option<String>,
     /// The conversation up to the end of the response.
     pub items: Items,
-    /// The ids of the last of the items, which the response has added.
-    pub output_ids: Vec<String>,
+    /// Number of the last of the items, which the response has added.
+    pub outputs: usize,
     /// The response object.
     pub object: Bytes,
 }
 
+impl StoredItem {
+    fn bytes(&self) -> usize {
+        self.id.len() + self.json.get().len() + ITEM_BYTES
+    }
+}
+
 impl StoredResponse {
     fn bytes(&self) -> usize {
-        let items = self.items.iter();
-        let items = items.map(|item| item.get().len() + ITEM_BYTES);
+        let items = self.items.iter().map(|item| item.bytes());
         items.sum::<usize>() + self.object.len()
     }
 
-    /// The item of the response with this id.
-    fn item(&self, id: &str) -> Option<Arc<RawValue>> {
-        let at = self.output_ids.iter().position(|one| one == id)?;
-        let before = self.items.len() - self.output_ids.len();
-        self.items.get(before + at).cloned()
+    /// The items that the response answers, and those that it has added.
+    fn parts(&self) -> (&[Arc<StoredItem>], &[Arc<StoredItem>]) {
+        self.items.split_at(self.items.len() - self.outputs)
+    }
+
+    /// The item with this id that the response has added.
+    fn output(&self, id: &str) -> Option<Arc<StoredItem>> {
+        let (_, outputs) = self.parts();
+        outputs.iter().find(|item| item.id == id).cloned()
     }
 }
 
@@ -100,9 +116,14 @@ impl ResponseStore {
         self.find(key, |one| (one.id == id).then(|| one.items.clone()))
     }
 
-    /// The item `id` of a response.
-    pub fn item(&self, key: Option<&str>, id: &str) -> Option<Arc<RawValue>> {
-        self.find(key, |one| one.item(id))
+    /// The items that the response `id` answers, those of earlier responses included.
+    pub fn inputs(&self, key: Option<&str>, id: &str) -> Option<Items> {
+        self.find(key, |one| (one.id == id).then(|| one.parts().0.to_vec()))
+    }
+
+    /// The item `id` that a response has added.
+    pub fn item(&self, key: Option<&str>, id: &str) -> Option<Arc<StoredItem>> {
+        self.find(key, |one| one.output(id))
     }
 
     /// The response object `id`.
@@ -128,12 +149,15 @@ mod tests {
 
     /// A response of `bytes` bytes and an item.
     fn response(id: usize, key: Option<&str>, bytes: usize) -> StoredResponse {
-        let item = to_raw_value(&json!({"id": format!("msg_{id}")})).expect("JSON");
+        let item = StoredItem {
+            id: format!("msg_{id}"),
+            json: to_raw_value(&json!({"id": format!("msg_{id}")})).expect("JSON"),
+        };
         StoredResponse {
             id: format!("resp_{id}"),
             key: key.map(str::to_owned),
             items: vec![item.into()],
-            output_ids: vec![format!("msg_{id}")],
+            outputs: 1,
             object: vec![b' '; bytes].into(),
         }
     }
@@ -172,15 +196,15 @@ mod tests {
         for key in [None, Some("b")] {
             assert!(store.object(key, "resp_1").is_none());
             assert!(store.items(key, "resp_1").is_none());
+            assert!(store.inputs(key, "resp_1").is_none());
             assert!(store.item(key, "msg_1").is_none());
             assert!(!store.remove(key, "resp_1"));
         }
         let item = store.item(Some("a"), "msg_1").expect("stored");
-        assert_eq!(item.get(), r#"{"id":"msg_1"}"#);
-        assert_eq!(
-            store.items(Some("a"), "resp_1").map(|items| items.len()),
-            Some(1)
-        );
+        assert_eq!(item.json.get(), r#"{"id":"msg_1"}"#);
+        let count = |items: Option<Items>| items.map(|items| items.len());
+        assert_eq!(count(store.items(Some("a"), "resp_1")), Some(1));
+        assert_eq!(count(store.inputs(Some("a"), "resp_1")), Some(0));
         assert!(store.remove(Some("a"), "resp_1") && !store.remove(Some("a"), "resp_1"));
     }
 }

@@ -2,6 +2,7 @@
 
 use super::fleet::Fleet;
 use crate::ollama;
+use crate::query;
 use axum::http::Uri;
 use axum::http::request::Parts;
 use foretoken_core::error::{Error, RequestErrorKind, Result, json_words};
@@ -119,35 +120,7 @@ fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
 
 /// The value of `model` in a query.
 pub(super) fn in_query(uri: &Uri) -> Option<String> {
-    let pairs = uri.query()?.split('&');
-    let value = pairs
-        .filter_map(|pair| pair.strip_prefix("model="))
-        .next()?;
-    Some(decoded(value)).filter(|name| !name.is_empty())
-}
-
-/// A value of a query without its escapes.
-fn decoded(value: &str) -> String {
-    let mut bytes = Vec::with_capacity(value.len());
-    let mut rest = value.as_bytes();
-    while let [first, after @ ..] = rest {
-        let escaped = match (first, after) {
-            (b'%', [high, low, after @ ..]) => hex(*high)
-                .zip(hex(*low))
-                .map(|(h, l)| ((h << 4) | l, after)),
-            _ => None,
-        };
-        let plain = if *first == b'+' { b' ' } else { *first };
-        let (byte, after) = escaped.unwrap_or((plain, after));
-        bytes.push(byte);
-        rest = after;
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-fn hex(digit: u8) -> Option<u8> {
-    let value = char::from(digit).to_digit(16)?;
-    u8::try_from(value).ok()
+    query::value(uri, "model").filter(|name| !name.is_empty())
 }
 
 // The processes of the tests are shells.

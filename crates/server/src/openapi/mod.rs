@@ -1,25 +1,24 @@
 //! The OpenAPI document of all routes. What requests may have comes from the types that read them.
 
+mod route;
 #[cfg(test)]
 mod tests;
 
 use super::context::LATEST;
-use super::headers::{MAX_TOKENS, WARNING};
 use super::openai::Body;
 use super::reply_objects::{ChatChoice, ChunkChoice, CompletionChoice, Reply};
-use super::request_id::X_REQUEST_ID;
 use super::server_info::ServerDescription;
 use super::state::{AppState, ModelObject};
 use super::{
-    RESPONSE, adapter_routes, anthropic, embeddings, error, info, llama, ollama, rerank, responses,
-    tei, tokenize, wire,
+    INPUT_ITEMS, RESPONSE, adapter_routes, anthropic, embeddings, error, info, llama, ollama,
+    rerank, responses, tei, tokenize, wire,
 };
 use axum::Json;
 use axum::extract::State;
-use axum::http::{HeaderName, StatusCode};
+use route::Route;
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// `GET /openapi.json`.
@@ -85,138 +84,6 @@ impl Schemas {
     fn of<T: JsonSchema>(&mut self) -> Schema {
         self.0.subschema_for::<T>()
     }
-}
-
-/// One method of a path.
-struct Route {
-    method: &'static str,
-    path: &'static str,
-    summary: &'static str,
-    body: Option<Schema>,
-    /// Media types of the answer, and their schemas; none = an empty answer.
-    answer: Vec<(&'static str, Schema)>,
-    refusals: &'static [u16],
-    /// Headers that the answer may have, and what they say.
-    headers: Vec<(HeaderName, &'static str)>,
-    /// Whether it needs the key, if the server has one.
-    needs_key: bool,
-}
-
-impl Route {
-    fn get(path: &'static str, summary: &'static str, answer: Schema) -> Self {
-        Self {
-            method: "get",
-            path,
-            summary,
-            body: None,
-            answer: vec![(JSON, answer)],
-            refusals: &[401, 403, 500],
-            headers: Vec::new(),
-            needs_key: true,
-        }
-    }
-
-    /// A route that takes a body.
-    fn post(path: &'static str, summary: &'static str, body: Schema, answer: Schema) -> Self {
-        Self {
-            method: "post",
-            body: Some(body),
-            refusals: &[400, 401, 403, 404, 408, 413, 415, 500, 503],
-            ..Self::get(path, summary, answer)
-        }
-    }
-
-    /// A route that generates, and can do so as a stream.
-    fn generate(path: &'static str, summary: &'static str, body: Schema, answer: Schema) -> Self {
-        let about_max = "To what max_tokens was cut, because the context has no room for more.";
-        Self {
-            answer: vec![(JSON, answer), (EVENTS, text())],
-            headers: vec![(MAX_TOKENS, about_max)],
-            ..Self::post(path, summary, body, Schema::default()).refusing(BY_THE_ENGINE)
-        }
-    }
-
-    /// A route that leaves out what the model can answer without.
-    fn with_warning(mut self) -> Self {
-        let about = "What was left out of the request, such as tools that other servers run.";
-        self.headers.push((WARNING, about));
-        self
-    }
-
-    /// A route that can answer with lines of JSON, too.
-    fn or_lines(mut self) -> Self {
-        self.answer.truncate(1);
-        self.answer.push((LINES, text()));
-        self
-    }
-
-    /// A route that answers with a text.
-    fn text(self, media: &'static str) -> Self {
-        let answer = vec![(media, text())];
-        Self { answer, ..self }
-    }
-
-    fn refusing(self, refusals: &'static [u16]) -> Self {
-        Self { refusals, ..self }
-    }
-
-    fn open(self, refusals: &'static [u16]) -> Self {
-        let needs_key = false;
-        Self { needs_key, ..self }.refusing(refusals)
-    }
-
-    fn operation(self, error: &Schema) -> Value {
-        let about_id =
-            "The id of the request: that of the same header of the request, or a new one.";
-        let id = json!({"description": about_id, "schema": text(), "required": true});
-        let response = |description: &str, content: Value| {
-            let headers = json!({X_REQUEST_ID.as_str(): id});
-            json!({"description": description, "headers": headers, "content": content})
-        };
-        let media = self.answer.iter();
-        let content: Map<String, Value> = media
-            .map(|(media, schema)| (media.to_string(), json!({"schema": schema})))
-            .collect();
-        let mut responses = json!({"200": response("OK", content.into())});
-        for (name, about) in &self.headers {
-            let header = json!({"description": about, "schema": text()});
-            responses["200"]["headers"][name.as_str()] = header;
-        }
-        for &status in self.refusals {
-            let reason = StatusCode::from_u16(status).ok();
-            let reason = reason.and_then(|status| status.canonical_reason());
-            let content = json!({JSON: {"schema": error}});
-            responses[status.to_string()] = response(reason.unwrap_or_default(), content);
-        }
-        let mut operation = json!({"summary": self.summary, "responses": responses});
-        if let Some(body) = self.body {
-            let content = json!({JSON: {"schema": body}});
-            operation["requestBody"] = json!({"required": true, "content": content});
-        }
-        let ids = [
-            ("id", "A name of the model; it may have slashes."),
-            ("response_id", "The id of a stored response."),
-        ];
-        let mut ids = ids.into_iter();
-        if let Some((name, about)) = ids.find(|(id, _)| self.path.ends_with(&format!("/{{{id}}}")))
-        {
-            operation["parameters"] = json!([{
-                "name": name,
-                "in": "path",
-                "description": about,
-                "schema": {"type": "string", "minLength": 1},
-                "required": true,
-            }]);
-        }
-        if !self.needs_key {
-            operation["security"] = json!([]);
-        }
-        operation
-    }
-}
-
-fn text() -> Schema {
-    json_schema!({"type": "string"})
 }
 
 fn paths(schemas: &mut Schemas) -> BTreeMap<&'static str, BTreeMap<&'static str, Value>> {
@@ -319,6 +186,27 @@ fn generating(schemas: &mut Schemas) -> Vec<Route> {
             RESPONSE,
             "A stored response.",
             schemas.of::<responses::ResponseObject>(),
+        )
+        .refusing(&[400, 401, 403, 404, 503]),
+        Route::get(
+            INPUT_ITEMS,
+            "The items that a stored response answers.",
+            schemas.of::<responses::InputItemList<'_>>(),
+        )
+        .with_query(
+            "limit",
+            "Number of items.",
+            json_schema!({"type": "integer", "minimum": 1, "maximum": 100, "default": 20}),
+        )
+        .with_query(
+            "order",
+            "Whether the first items come first.",
+            json_schema!({"type": "string", "enum": ["asc", "desc"], "default": "desc"}),
+        )
+        .with_query(
+            "after",
+            "The id of the item before the first one.",
+            json_schema!({"type": "string"}),
         )
         .refusing(&[400, 401, 403, 404, 503]),
         Route {

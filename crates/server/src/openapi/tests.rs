@@ -1,6 +1,10 @@
 use super::*;
+use crate::headers::{MAX_TOKENS, WARNING};
+use crate::request_id::X_REQUEST_ID;
 use crate::structured::Structured;
 use crate::wire::names;
+use axum::http::HeaderName;
+use serde_json::Map;
 use std::collections::BTreeSet;
 
 /// The document as it is sent.

@@ -4,21 +4,20 @@ use super::tools::{PlacedTool, ResponseTool, shown_name};
 use crate::content::{ContentPart, TextOr};
 use crate::conversation::{ChatMessage, MessageCall};
 use crate::custom_tool::arguments;
-use crate::object::{self, JsonObject};
+use crate::object;
 use crate::others::{OtherKey, given, refuse_inapplicable};
-use crate::stored::Items;
-use crate::wire::{self, required, wrong};
+use crate::stored::StoredItem;
+use crate::wire::{required, wrong};
 use foretoken_core::error::{Error, FieldPath, Result};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde_json::value::{RawValue, to_raw_value};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use std::collections::HashSet;
 use std::sync::Arc;
 
 /// The field with the items.
-const FIELD: &str = "input";
+pub(super) const FIELD: &str = "input";
 
 /// The names under which a model sees earlier calls of a shell, and searches for tools.
 const LOCAL_SHELL: &str = "local_shell";
@@ -123,8 +122,8 @@ impl InputItem {
     ///
     /// # Errors
     /// `Internal`: it was read before.
-    pub(super) fn of_stored(item: &RawValue) -> Result<Self> {
-        let read = serde_json::from_str(item.get());
+    pub(super) fn of_stored(item: &StoredItem) -> Result<Self> {
+        let read = serde_json::from_str(item.json.get());
         read.map_err(|e| Error::internal(format!("a stored item: {e}")))
     }
 
@@ -135,7 +134,7 @@ impl InputItem {
     }
 
     /// The item itself, or the one that it refers to, if `stored` has that.
-    fn resolved(self, stored: impl Fn(&str) -> Option<Arc<RawValue>>) -> Result<Self> {
+    fn resolved(self, stored: impl Fn(&str) -> Option<Arc<StoredItem>>) -> Result<Self> {
         let found = self.reference().and_then(stored);
         found.map_or(Ok(self), |item| Self::of_stored(&item))
     }
@@ -218,9 +217,9 @@ pub(super) struct Conversation {
 /// `Invalid`, naming the item.
 pub(super) fn conversation(
     instructions: Option<String>,
-    earlier: &[Arc<RawValue>],
+    earlier: &[Arc<StoredItem>],
     input: TextOr<InputItem>,
-    stored: impl Fn(&str) -> Option<Arc<RawValue>>,
+    stored: impl Fn(&str) -> Option<Arc<StoredItem>>,
 ) -> Result<Conversation> {
     let mut chat = Conversation::default();
     chat.messages
@@ -252,36 +251,8 @@ pub(super) fn conversation(
     Ok(chat)
 }
 
-/// The items of a body as they are stored, without references to others.
-///
-/// # Errors
-/// `Invalid`, naming the field.
-pub(super) fn raw_items(
-    body: &[u8],
-    stored: impl Fn(&str) -> Option<Arc<RawValue>>,
-) -> Result<Items> {
-    #[derive(Deserialize)]
-    struct Asked {
-        input: Option<TextOr<Value>>,
-    }
-    let body = JsonObject::parse(body, &[wire::names::<Asked>()])?;
-    let items = match required(FIELD, body.fields::<Asked>()?.input)? {
-        TextOr::Text(text) => vec![json!({"role": "user", "content": text})],
-        TextOr::List(items) => items,
-    };
-    let raw = |(i, item): (usize, &Value)| {
-        if item["type"] == "item_reference" {
-            let found = item["id"].as_str().and_then(&stored);
-            return found.map_or_else(|| not_stored(&FieldPath::from(FIELD).index(i)), Ok);
-        }
-        let raw = to_raw_value(item).map(Arc::<RawValue>::from);
-        raw.map_err(|e| Error::internal(format!("an item: {e}")))
-    };
-    items.iter().enumerate().map(raw).collect()
-}
-
 /// The error of a reference to what is not stored, or no longer.
-fn not_stored<T>(at: &FieldPath) -> Result<T> {
+pub(super) fn not_stored<T>(at: &FieldPath) -> Result<T> {
     wrong(
         at.key("id"),
         "must be the id of an item of a stored response: send the item itself",

@@ -13,4 +13,4 @@ pub(super) use events::{FailedEvent, has_route};
 pub(super) use object::ResponseObject;
 pub(super) use options::FlatChoice;
 pub(super) use request::{InputTokenCount, ResponseFields};
-pub(super) use routes::{DeletedResponse, delete, stored};
+pub(super) use routes::{DeletedResponse, InputItemList, delete, input_items, stored};

@@ -1,9 +1,9 @@
 //! Converts the body of `/v1/responses` to a chat.
 
 use super::events::ResponseReply;
-use super::input::{InputItem, conversation, raw_items};
+use super::input::{InputItem, conversation};
 use super::options::{FlatChoice, ReasoningOptions, RequestEcho, TextOptions, Truncation};
-use super::storing::Storing;
+use super::storing::{Storing, asked_items};
 use super::tools::{PlacedTool, ResponseTool, ToolNames, tools};
 use crate::content::TextOr;
 use crate::context::Context;
@@ -40,7 +40,7 @@ const NAMES: [(&str, &str); 13] = [
 
 /// The values that `include` may have. Reasoning is not encrypted here, and there are no results of tools that this server
 /// does not have: such fields are empty.
-const INCLUDABLE: [&str; 7] = [
+pub(super) const INCLUDABLE: [&str; 7] = [
     "reasoning.encrypted_content",
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
@@ -212,7 +212,9 @@ impl Context<'_> {
 
     /// Where the response to `body` is stored, after the items of an earlier one.
     fn storing(&self, mut items: Items, body: &[u8]) -> Result<Storing> {
-        items.extend(raw_items(body, |id| self.responses.item(self.api_key, id))?);
+        items.extend(asked_items(body, |id| {
+            self.responses.item(self.api_key, id)
+        })?);
         Ok(Storing {
             store: self.responses.clone(),
             key: self.api_key.map(str::to_owned),

@@ -1,17 +1,27 @@
 //! Stored responses by their ids.
 
+use super::input::InputItem;
+use super::request::INCLUDABLE;
 use crate::checks::wrong;
 use crate::context::KeyIndex;
 use crate::error::Refused;
+use crate::query;
 use crate::state::AppState;
+use crate::stored::StoredItem;
 use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
-use axum::http::header;
+use axum::http::{Uri, header};
 use axum::response::{IntoResponse, Response};
 use foretoken_core::error::{Error, RequestErrorKind, Result, clipped};
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::value::RawValue;
+use std::sync::Arc;
+
+/// Number of items of a page, if a client does not say it, and the most that it may ask for.
+const PAGE: usize = 20;
+const MAX_PAGE: usize = 100;
 
 /// That a response was deleted.
 #[derive(Serialize, JsonSchema)]
@@ -20,6 +30,85 @@ pub(crate) struct DeletedResponse {
     #[schemars(extend("const" = "response"))]
     object: &'static str,
     deleted: bool,
+}
+
+/// A page of the items that a response answers.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "ResponseItemList")]
+pub(crate) struct InputItemList<'a> {
+    #[schemars(extend("const" = "list"))]
+    object: &'static str,
+    #[schemars(with = "Vec<InputItem>")]
+    data: Vec<&'a RawValue>,
+    first_id: Option<&'a str>,
+    last_id: Option<&'a str>,
+    has_more: bool,
+}
+
+/// Which of the items a client asks for.
+struct Page {
+    limit: usize,
+    is_ascending: bool,
+    after: Option<String>,
+}
+
+impl Page {
+    fn of(uri: &Uri) -> Result<Self> {
+        let mut page = Self {
+            limit: PAGE,
+            is_ascending: false,
+            after: None,
+        };
+        for (name, value) in query::pairs(uri) {
+            match name.as_str() {
+                "limit" => match value.parse::<usize>() {
+                    Ok(limit @ 1..=MAX_PAGE) => page.limit = limit,
+                    _ => {
+                        let what = format!("must be a whole number from 1 to {MAX_PAGE}");
+                        return wrong("limit", what);
+                    }
+                },
+                "order" => {
+                    page.is_ascending = match value.as_str() {
+                        "asc" => true,
+                        "desc" => false,
+                        _ => return wrong("order", "must be asc or desc"),
+                    }
+                }
+                "after" => page.after = Some(value),
+                "before" => return wrong("before", "is not supported: use after and order"),
+                "include" | "include[]" if !INCLUDABLE.contains(&value.as_str()) => {
+                    return wrong("include", "is not supported here: leave it out");
+                }
+                _ => {}
+            }
+        }
+        Ok(page)
+    }
+
+    /// The page of `items`, which are in the order of the conversation.
+    fn list<'a>(&self, items: &'a [Arc<StoredItem>]) -> Result<InputItemList<'a>> {
+        let mut items: Vec<&'a StoredItem> = items.iter().map(Arc::as_ref).collect();
+        if !self.is_ascending {
+            items.reverse();
+        }
+        let begin = match &self.after {
+            None => 0,
+            Some(after) => match items.iter().position(|item| item.id == *after) {
+                Some(at) => at + 1,
+                None => return wrong("after", "must be the id of an item of the list"),
+            },
+        };
+        let rest = &items[begin..];
+        let shown = &rest[..rest.len().min(self.limit)];
+        Ok(InputItemList {
+            object: "list",
+            data: shown.iter().map(|item| &*item.json).collect(),
+            first_id: shown.first().map(|item| item.id.as_str()),
+            last_id: shown.last().map(|item| item.id.as_str()),
+            has_more: shown.len() < rest.len(),
+        })
+    }
 }
 
 /// `GET /v1/responses/{response_id}`.
@@ -34,6 +123,19 @@ pub(crate) async fn stored(
     let object = object.ok_or_else(|| unknown(&id))?;
     let json = [(header::CONTENT_TYPE, "application/json")];
     Ok((json, object).into_response())
+}
+
+/// `GET /v1/responses/{response_id}/input_items`.
+pub(crate) async fn input_items(
+    State(state): State<AppState>,
+    id: Result<Path<String>, PathRejection>,
+    request: Request,
+) -> Result<Response, Refused> {
+    let page = Page::of(request.uri())?;
+    let id = named(id)?;
+    let items = state.responses.inputs(key(&state, &request), &id);
+    let items = items.ok_or_else(|| unknown(&id))?;
+    Ok(Json(page.list(&items)?).into_response())
 }
 
 /// `DELETE /v1/responses/{response_id}`.
@@ -54,8 +156,7 @@ pub(crate) async fn delete(
 }
 
 fn refuse_stream(request: &Request) -> Result<()> {
-    let query = request.uri().query().unwrap_or_default();
-    if query.split('&').any(|pair| pair == "stream=true") {
+    if query::value(request.uri(), "stream").is_some_and(|value| value == "true") {
         return wrong(
             "stream",
             "is not possible for a stored response: leave it out",

@@ -1,6 +1,9 @@
 use super::*;
+use crate::object::JsonObject;
 use crate::responses::tools::tools;
 use crate::tools::{Tools, name};
+use crate::wire;
+use serde_json::json;
 
 #[derive(Debug, Deserialize)]
 struct Asked {
