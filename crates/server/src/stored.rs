@@ -2,7 +2,8 @@
 
 use axum::body::Bytes;
 use serde_json::value::RawValue;
-use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,8 +16,8 @@ const MAX_AGE: Duration = Duration::from_secs(24 * 60 * 60);
 /// conversation reads it as a whole.
 const MAX_RESPONSE_BYTES: usize = 8 << 20;
 
-/// What an item takes beside its text, in bytes: counts, pointers, and what an allocator adds.
-const ITEM_BYTES: usize = 64;
+/// What an item takes beside its text, in bytes: counts, pointers, its place among the uses, and what an allocator adds.
+const ITEM_BYTES: usize = 128;
 
 /// An item of a conversation.
 pub(crate) struct StoredItem {
@@ -28,9 +29,19 @@ pub(crate) struct StoredItem {
 /// The items of a conversation. A response shares them with those that continue it.
 pub(crate) type Items = Vec<Arc<StoredItem>>;
 
-/// The responses, the oldest first, each with the time at which it was stored.
+/// The responses that are stored.
 #[derive(Default)]
-pub(crate) struct ResponseStore(Mutex<VecDeque<(Instant, StoredResponse)>>);
+pub(crate) struct ResponseStore(Mutex<Stored>);
+
+#[derive(Default)]
+struct Stored {
+    /// The oldest first, each with the time at which it was stored.
+    responses: VecDeque<(Instant, StoredResponse)>,
+    /// How many times the responses have each item, by the item's address.
+    uses: HashMap<usize, usize>,
+    /// Bytes of the responses, and of each of their items once.
+    bytes: usize,
+}
 
 /// A response that has finished.
 pub(crate) struct StoredResponse {
@@ -52,9 +63,15 @@ impl StoredItem {
 }
 
 impl StoredResponse {
+    /// Bytes that no other response shares.
+    fn own_bytes(&self) -> usize {
+        self.object.len() + self.items.len() * size_of::<Arc<StoredItem>>()
+    }
+
+    /// Bytes with the conversation.
     fn bytes(&self) -> usize {
         let items = self.items.iter().map(|item| item.bytes());
-        items.sum::<usize>() + self.object.len()
+        items.sum::<usize>() + self.own_bytes()
     }
 
     /// The items that the response answers, and those that it has added.
@@ -69,19 +86,46 @@ impl StoredResponse {
     }
 }
 
+impl Stored {
+    fn push(&mut self, now: Instant, response: StoredResponse) {
+        self.bytes += response.own_bytes();
+        for item in &response.items {
+            let uses = self.uses.entry(Arc::as_ptr(item).addr()).or_default();
+            *uses += 1;
+            if *uses == 1 {
+                self.bytes += item.bytes();
+            }
+        }
+        self.responses.push_back((now, response));
+    }
+
+    fn remove(&mut self, index: usize) {
+        let Some((_, response)) = self.responses.remove(index) else {
+            return;
+        };
+        self.bytes -= response.own_bytes();
+        for item in &response.items {
+            let Entry::Occupied(mut uses) = self.uses.entry(Arc::as_ptr(item).addr()) else {
+                continue;
+            };
+            *uses.get_mut() -= 1;
+            if *uses.get() == 0 {
+                uses.remove();
+                self.bytes -= item.bytes();
+            }
+        }
+    }
+}
+
 impl ResponseStore {
     /// Calls `f` with the responses that are not too old at `now`.
-    fn with<T>(
-        &self,
-        now: Instant,
-        f: impl FnOnce(&mut VecDeque<(Instant, StoredResponse)>) -> T,
-    ) -> T {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    fn with<T>(&self, now: Instant, f: impl FnOnce(&mut Stored) -> T) -> T {
+        let mut stored = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_old = |(at, _): &(Instant, _)| now.saturating_duration_since(*at) > MAX_AGE;
-        while all.front().is_some_and(is_old) {
-            all.pop_front();
+        while stored.responses.front().is_some_and(is_old) {
+            stored.remove(0);
         }
-        f(&mut all)
+        f(&mut stored)
     }
 
     pub fn insert(&self, response: StoredResponse) {
@@ -90,22 +134,18 @@ impl ResponseStore {
             return;
         }
         let now = Instant::now();
-        self.with(now, |all| {
-            all.push_back((now, response));
-            let mut bytes: usize = all.iter().map(|(_, one)| one.bytes()).sum();
-            while all.len() > MAX_RESPONSES || bytes > MAX_BYTES {
-                let Some((_, oldest)) = all.pop_front() else {
-                    break;
-                };
-                bytes -= oldest.bytes();
+        self.with(now, |stored| {
+            stored.push(now, response);
+            while stored.responses.len() > MAX_RESPONSES || stored.bytes > MAX_BYTES {
+                stored.remove(0);
             }
         });
     }
 
     /// What `part` makes of the newest response to a request with `key` of which it makes anything.
     fn find<T>(&self, key: Option<&str>, part: impl Fn(&StoredResponse) -> Option<T>) -> Option<T> {
-        self.with(Instant::now(), |all| {
-            let own = all.iter().rev().map(|(_, one)| one);
+        self.with(Instant::now(), |stored| {
+            let own = stored.responses.iter().rev().map(|(_, one)| one);
             let mut own = own.filter(|one| one.key.as_deref() == key);
             own.find_map(part)
         })
@@ -133,10 +173,13 @@ impl ResponseStore {
 
     /// Forgets the response `id`, and says whether there was one. Those that continue it keep its items.
     pub fn remove(&self, key: Option<&str>, id: &str) -> bool {
-        self.with(Instant::now(), |all| {
-            let count = all.len();
-            all.retain(|(_, one)| one.id != id || one.key.as_deref() != key);
-            all.len() < count
+        self.with(Instant::now(), |stored| {
+            let is = |(_, one): &(_, StoredResponse)| one.id == id && one.key.as_deref() == key;
+            let Some(at) = stored.responses.iter().position(is) else {
+                return false;
+            };
+            stored.remove(at);
+            true
         })
     }
 }
@@ -184,9 +227,44 @@ mod tests {
         store.insert(response(5009, None, MAX_RESPONSE_BYTES));
         assert!(store.object(None, "resp_5009").is_none());
 
-        let count = |after: Duration| store.with(Instant::now() + after, |all| all.len());
+        let count = |after: Duration| store.with(Instant::now() + after, |all| all.responses.len());
         assert_eq!(count(MAX_AGE / 2), 8);
         assert_eq!(count(MAX_AGE + Duration::from_secs(1)), 0);
+        store.with(Instant::now(), |all| {
+            assert_eq!((all.bytes, all.uses.len()), (0, 0));
+        });
+    }
+
+    /// A long conversation does not push out others as if each of its responses had all of it.
+    #[test]
+    fn shared_items_are_counted_once() {
+        let store = ResponseStore::default();
+        store.insert(response(0, None, 1));
+        let long = StoredItem {
+            id: "long".to_owned(),
+            json: to_raw_value(&"x".repeat(MAX_RESPONSE_BYTES / 2)).expect("JSON"),
+        };
+        let mut items = vec![Arc::new(long)];
+        let turns = 2 * MAX_BYTES / (MAX_RESPONSE_BYTES / 2);
+        for id in 1..=turns {
+            let next = response(id, None, 1);
+            items.extend(next.items.iter().cloned());
+            store.insert(StoredResponse {
+                items: items.clone(),
+                ..next
+            });
+        }
+        assert!(store.object(None, "resp_0").is_some());
+        let bytes = || store.with(Instant::now(), |all| all.bytes);
+        let all = bytes();
+        assert!(all < MAX_RESPONSE_BYTES, "{all}");
+        // The last one that has an item takes it along.
+        for id in 0..turns {
+            assert!(store.remove(None, &format!("resp_{id}")));
+        }
+        assert!(bytes() > MAX_RESPONSE_BYTES / 2);
+        assert!(store.remove(None, &format!("resp_{turns}")));
+        assert_eq!(bytes(), 0);
     }
 
     #[test]
