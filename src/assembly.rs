@@ -61,5 +61,6 @@ pub fn state(
         .with_origins(config.http.listen.origins.clone(), &config.http.listen.host)
         .with_ui(!config.http.listen.no_ui)
         .with_strict_max_tokens(config.http.strict_max_tokens)
+        .with_max_stored_responses(config.http.max_stored_responses)
         .with_metrics_prefix(&config.http.metrics_prefix))
 }

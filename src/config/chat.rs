@@ -60,7 +60,7 @@ const OF_A_CLIENT: [&str; 6] = [
     "max_tokens",
 ];
 /// Flags of a server for others.
-const OF_A_SERVER: [&str; 7] = [
+const OF_A_SERVER: [&str; 8] = [
     "host",
     "port",
     "tls_cert",
@@ -68,6 +68,7 @@ const OF_A_SERVER: [&str; 7] = [
     "exit_on_stdin_end",
     "otlp_traces_endpoint",
     "metrics_prefix",
+    "max_stored_responses",
 ];
 
 /// The API key of OpenAI's own clients.

@@ -321,6 +321,9 @@ pub struct HttpOptions {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
     pub strict_max_tokens: bool,
+    /// Responses of /v1/responses that are stored at most, for clients that ask for them again or continue them; 0 = none.
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    pub max_stored_responses: usize,
     /// What the names of metrics that vLLM has, too, begin with, before a colon: vllm for dashboards, routers and
     /// benchmarks that read vLLM's.
     #[arg(long, value_name = "NAME", default_value = "foretoken", value_parser = metrics_prefix,

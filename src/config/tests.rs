@@ -357,6 +357,18 @@ fn the_page_can_be_switched_off() {
 }
 
 #[test]
+fn few_or_no_responses_may_be_stored() {
+    let stored = |config: Config| config.http.max_stored_responses;
+    assert_eq!(stored(accepted("--model m")), 1000);
+    let none = accepted("--model m --max-stored-responses 0");
+    assert_eq!(stored(none), 0);
+    let few = with_file("max-stored-responses = 5", "--model m");
+    assert_eq!(stored(few.unwrap()), 5);
+    let wrong = "--model m --max-stored-responses some";
+    refused_with(wrong, "must be a whole number");
+}
+
+#[test]
 fn names_of_metrics_begin_as_told() {
     assert_eq!(accepted("--model m").http.metrics_prefix, "foretoken");
     let vllm = accepted("--model m --metrics-prefix vllm");

@@ -202,3 +202,37 @@ async fn what_a_stored_response_answers_is_listed() {
     );
     server.done().await;
 }
+
+#[tokio::test]
+async fn an_operator_bounds_how_many_responses_are_stored() {
+    let few = |state: AppState| state.with_max_stored_responses(1);
+    let server = saying_as("Hello there.", TEMPLATE, few).await;
+    let first = server.json(RESPONSES, &text_body()).await;
+    let second = server.json(RESPONSES, &text_body()).await;
+    for (reply, status) in [(&first, 404), (&second, 200)] {
+        let path = format!("{RESPONSES}/{}", reply["id"].as_str().expect("an id"));
+        assert_eq!(server.get(&path).await.status(), status);
+    }
+    server.done().await;
+
+    let none = |state: AppState| state.with_max_stored_responses(0);
+    let server = saying_as("Hello there.", TEMPLATE, none).await;
+    let mut body = text_body();
+    for store in [Value::Null, json!(false)] {
+        body["store"] = store;
+        let reply = server.json(RESPONSES, &body).await;
+        assert_eq!(reply["store"], false);
+        let path = format!("{RESPONSES}/{}", reply["id"].as_str().expect("an id"));
+        error(server.get(&path).await, 404, "not_found").await;
+        let mut more = text_body();
+        more["previous_response_id"] = reply["id"].clone();
+        let refused = server.refused(RESPONSES, &more).await;
+        assert_eq!(refused["param"], "previous_response_id");
+    }
+    body["store"] = true.into();
+    let refused = server.refused(RESPONSES, &body).await;
+    assert_eq!(refused["param"], "store");
+    let message = refused["message"].as_str().expect("a message");
+    assert!(message.contains("--max-stored-responses"), "{message}");
+    server.done().await;
+}

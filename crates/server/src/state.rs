@@ -227,6 +227,12 @@ impl AppState {
         self
     }
 
+    /// Sets how many responses are stored at most; 1000, the default. With 0, requests to store one are refused.
+    pub fn with_max_stored_responses(mut self, max: usize) -> Self {
+        self.responses = Arc::new(ResponseStore::new(max));
+        self
+    }
+
     /// Sets what the names of metrics that vLLM has, too, begin with; `foretoken`, the default.
     pub fn with_metrics_prefix(mut self, prefix: &str) -> Self {
         self.metrics_prefix = prefix.into();

@@ -7,7 +7,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Maximum number of responses, of their bytes together, and of the time for which each is kept. The oldest go first.
+/// Maximum number of responses, unless the operator chooses another, of their bytes together, and of the time for which each
+/// is kept. The oldest go first.
 const MAX_RESPONSES: usize = 1000;
 const MAX_BYTES: usize = 64 << 20;
 const MAX_AGE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -30,8 +31,10 @@ pub(crate) struct StoredItem {
 pub(crate) type Items = Vec<Arc<StoredItem>>;
 
 /// The responses that are stored.
-#[derive(Default)]
-pub(crate) struct ResponseStore(Mutex<Stored>);
+pub(crate) struct ResponseStore {
+    max_responses: usize,
+    stored: Mutex<Stored>,
+}
 
 #[derive(Default)]
 struct Stored {
@@ -117,10 +120,29 @@ impl Stored {
     }
 }
 
+impl Default for ResponseStore {
+    fn default() -> Self {
+        Self::new(MAX_RESPONSES)
+    }
+}
+
 impl ResponseStore {
+    /// One that has at most `max_responses` responses.
+    pub fn new(max_responses: usize) -> Self {
+        Self {
+            max_responses,
+            stored: Mutex::default(),
+        }
+    }
+
+    /// Whether it stores any.
+    pub fn is_on(&self) -> bool {
+        self.max_responses > 0
+    }
+
     /// Calls `f` with the responses that are not too old at `now`.
     fn with<T>(&self, now: Instant, f: impl FnOnce(&mut Stored) -> T) -> T {
-        let mut stored = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
         let is_old = |(at, _): &(Instant, _)| now.saturating_duration_since(*at) > MAX_AGE;
         while stored.responses.front().is_some_and(is_old) {
             stored.remove(0);
@@ -136,7 +158,7 @@ impl ResponseStore {
         let now = Instant::now();
         self.with(now, |stored| {
             stored.push(now, response);
-            while stored.responses.len() > MAX_RESPONSES || stored.bytes > MAX_BYTES {
+            while stored.responses.len() > self.max_responses || stored.bytes > MAX_BYTES {
                 stored.remove(0);
             }
         });

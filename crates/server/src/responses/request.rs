@@ -72,7 +72,7 @@ pub(crate) struct ResponseFields {
     metadata: Option<Map<String, Value>>,
     /// The id of a stored response, which the conversation continues.
     previous_response_id: Option<String>,
-    /// Whether the response is stored, which is the default.
+    /// Whether the response is stored, which is the default, unless the server stores none.
     store: Option<bool>,
     prompt: Option<Value>,
     logprobs: Option<Value>,
@@ -166,8 +166,9 @@ impl Context<'_> {
             structured,
         } = Body::<ResponseFields>::read(body)?;
         check_absent(&common, &fields)?;
+        let is_stored = self.is_stored(fields.store)?;
         self.defaults.fill(&mut common);
-        let echo = echo(&common, &fields);
+        let echo = echo(&common, &fields, is_stored);
         let format = fields.text.and_then(|text| text.format);
         let structured = structured.with_format(format, "text.format")?;
         let input = required("input", fields.input)?;
@@ -208,6 +209,21 @@ impl Context<'_> {
             names,
             warnings: conversation.warnings,
         })
+    }
+
+    /// Whether a response is stored whose request says this of it.
+    ///
+    /// # Errors
+    /// `Invalid`, if it is to be stored, and none is here.
+    fn is_stored(&self, store: Option<bool>) -> Result<bool> {
+        let is_on = self.responses.is_on();
+        if store == Some(true) && !is_on {
+            return wrong(
+                "store",
+                "is not possible: this server stores no responses (--max-stored-responses 0); leave it out or set it to false",
+            );
+        }
+        Ok(store.unwrap_or(is_on))
     }
 
     /// Where the response to `body` is stored, after the items of an earlier one.
@@ -286,7 +302,7 @@ fn check_absent(common: &Common, fields: &ResponseFields) -> Result<()> {
     Ok(())
 }
 
-fn echo(common: &Common, fields: &ResponseFields) -> RequestEcho {
+fn echo(common: &Common, fields: &ResponseFields, is_stored: bool) -> RequestEcho {
     let mut text = fields.text.clone().unwrap_or_default();
     text.format.get_or_insert_default();
     RequestEcho {
@@ -298,7 +314,7 @@ fn echo(common: &Common, fields: &ResponseFields) -> RequestEcho {
         parallel_tool_calls: fields.parallel_tool_calls.unwrap_or(true),
         previous_response_id: fields.previous_response_id.clone(),
         reasoning: fields.reasoning.clone().unwrap_or_default(),
-        store: fields.store.unwrap_or(true),
+        store: is_stored,
         temperature: common.temperature.unwrap_or(1.0),
         text,
         tool_choice: (fields.tool_choice.clone()).unwrap_or(FlatChoice::Mode(ToolMode::Auto)),
