@@ -46,7 +46,7 @@ impl Waiting {
     }
 
     /// Answers if the model is loaded, and starts no process otherwise. It is for requests that any web page can make a
-    /// browser send.
+    /// browser send, and for those that are about what a process has.
     ///
     /// # Errors
     /// `ModelUnavailable` or `ShuttingDown`.

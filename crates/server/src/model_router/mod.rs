@@ -27,8 +27,8 @@ use super::tls::Tls;
 use super::{HEALTHY, Health, HttpLimits, full, identified, info, method_not_allowed, page, reply};
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, Path, Request, State};
-use axum::http::header;
 use axum::http::request::Parts;
+use axum::http::{Method, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
@@ -257,7 +257,8 @@ async fn pass(state: &RouterState, request: Request) -> Result<Response> {
         body,
         _memory: received,
     };
-    if parts.method.is_safe() {
+    // A process that has just started has nothing that could be deleted.
+    if parts.method.is_safe() || parts.method == Method::DELETE {
         waiting.loaded().await
     } else if selector.streams {
         waiting.stream(loading::BETWEEN_COMMENTS).await

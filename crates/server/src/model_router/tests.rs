@@ -1,7 +1,6 @@
 use super::fleet::tests::fleet;
 use super::policy::Phase;
 use super::*;
-use axum::http::Method;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use hyper::service::Service;
@@ -134,6 +133,24 @@ async fn what_a_page_can_make_a_browser_send_starts_nothing() {
     }
     let (status, answer) = rig.with_key(Method::GET, "/props?model=m2").await;
     assert_eq!(status, 404, "{answer}");
+    assert!(rig.is_idle());
+}
+
+/// What a process stores ends with it.
+#[tokio::test]
+async fn stored_responses_are_asked_for_and_deleted_without_a_start() {
+    let rig = Rig::new();
+    let response = "/v1/responses/resp_1?model=m0";
+    let items = "/v1/responses/resp_1/input_items?model=m0";
+    for (method, path) in [
+        (Method::GET, response),
+        (Method::GET, items),
+        (Method::DELETE, response),
+    ] {
+        let (status, answer) = rig.with_key(method, path).await;
+        let code = &answer["error"]["code"];
+        assert_eq!((status, code), (503, &json!("model_unavailable")), "{path}");
+    }
     assert!(rig.is_idle());
 }
 
