@@ -426,4 +426,21 @@ async fn clients_of_text_embeddings_inference_get_lists_of_vectors() {
         let error = error(server.post("/embed", &body).await, 400, code).await;
         assert_eq!(error["param"], param, "{error}");
     }
+    let info = server.read("/info").await;
+    for (key, value) in [
+        ("model_id", json!("toy")),
+        ("served_model_name", json!("toy")),
+        ("model_sha", Value::Null),
+        (
+            "model_type",
+            json!({"embedding": {"pooling": "last_token"}}),
+        ),
+        ("max_concurrent_requests", json!(64)),
+        ("max_input_length", json!(256)),
+        ("max_client_batch_size", json!(2048)),
+        ("auto_truncate", json!(false)),
+        ("version", json!(env!("CARGO_PKG_VERSION"))),
+    ] {
+        assert_eq!(info[key], value, "{key}");
+    }
 }

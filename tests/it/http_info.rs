@@ -124,6 +124,10 @@ async fn the_server_says_what_it_serves_and_answers_bear_its_fingerprint() {
         assert_eq!(listed["id"], json!(name));
         assert_eq!(listed["root"], told["model_path"]);
     }
+    let neither = server.get("/info").await;
+    let neither = error(neither, 404, "not_found").await;
+    let message = neither["message"].as_str().unwrap();
+    assert!(message.contains("/server_info"), "{message}");
     let config = &told["vllm_config"];
     assert_eq!(config["cache_config"]["num_gpu_blocks"], 256);
     assert_eq!(config["speculative_config"]["num_speculative_tokens"], 4);

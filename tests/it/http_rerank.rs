@@ -260,6 +260,10 @@ async fn a_model_that_answers_ranks_by_the_probability_of_yes() {
                 .expect("a number");
         }
         assert_eq!(reply["usage"]["prompt_tokens"], json!(tokens));
+        let info = server.read("/info").await;
+        let labels = json!({"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}});
+        assert_eq!(info["model_type"], json!({"reranker": labels}));
+        assert_eq!(info["max_input_length"], MAX_LEN - 1);
         for field in ["instruct", "instruction"] {
             let mut body = json!({"text_1": "Where?", "text_2": ["Paris."]});
             body[field] = "Find capitals".into();

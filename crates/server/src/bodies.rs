@@ -37,9 +37,14 @@ pub(super) struct Received {
     memory: Option<OwnedSemaphorePermit>,
 }
 
+/// Number of bodies that are read at a time, if they are small.
+pub(super) fn readers() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZero::get)
+}
+
 impl Bodies {
     pub fn new(limits: &HttpLimits) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let cores = readers();
         let units = (limits.body_memory() / UNIT).clamp(1, Semaphore::MAX_PERMITS);
         Self {
             // What takes more than all of the memory would never be received.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Maximum number of requests that are being answered or wait; each may have megabytes of token ids.
-const MAX_JOBS: usize = 64;
+pub(super) const MAX_JOBS: usize = 64;
 /// Maximum number of inputs of a request that are in the engine at once.
 const WAVE: usize = 128;
 /// The unit of the memory, in bytes.

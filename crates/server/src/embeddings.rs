@@ -26,7 +26,7 @@ use std::sync::Arc;
 /// The field with what is embedded.
 const FIELD: &str = "input";
 /// OpenAI's limits of one request.
-const MAX_INPUTS: usize = 2048;
+pub(super) const MAX_INPUTS: usize = 2048;
 const MAX_TOKENS: usize = 300_000;
 /// Bytes of a value in an answer, as a number or in base64, before and after it is written.
 const VALUE_BYTES: usize = 20;
@@ -274,6 +274,12 @@ impl Context<'_> {
         })
     }
 
+    /// Maximum number of tokens of an input.
+    pub(super) fn max_input(&self, spec: &EmbeddingSpec) -> usize {
+        let max = self.limits.max_model_len;
+        spec.max_tokens.unwrap_or(max).min(max)
+    }
+
     /// The requests for the embeddings of `input`, which errors call `input`.
     ///
     /// # Errors
@@ -290,8 +296,7 @@ impl Context<'_> {
             prediction: Arc::default(),
             may_persist: false,
         };
-        let max = self.limits.max_model_len;
-        let max = spec.max_tokens.unwrap_or(max).min(max);
+        let max = self.max_input(spec);
         let keep = match (self.kept(options.truncate, Some(0))?, options.cut_off) {
             (Some(keep), _) => Keep::Last(keep.min(max)),
             (None, CutOff::Start) => Keep::Last(max),

@@ -142,6 +142,7 @@ fn routes() -> Vec<(Method, &'static str, MethodRouter<AppState>)> {
         (POST, "/v1/completions", completion),
         (POST, "/v1/embeddings", post(embeddings::embeddings)),
         (POST, "/embed", post(tei::embed)),
+        (GET, "/info", get(tei::info)),
         (POST, "/v1/rerank", post(rerank::rerank)),
         (POST, "/v1/score", post(rerank::score)),
         (POST, "/v1/responses", response),

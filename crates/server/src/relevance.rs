@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Maximum number of documents of a request.
-const MAX_DOCUMENTS: usize = 2048;
+pub(super) const MAX_DOCUMENTS: usize = 2048;
 /// Maximum number of tokens of all prompts of a request.
 const MAX_TOKENS: usize = 1_000_000;
 /// Number of the most probable tokens among which the other answer is looked for.

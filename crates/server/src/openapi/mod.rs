@@ -366,6 +366,7 @@ fn telling(schemas: &mut Schemas) -> Vec<Route> {
     let info = schemas.of::<ServerDescription>();
     let tokenizer = schemas.of::<info::TokenizerInfo>();
     let props = schemas.of::<llama::Props>();
+    let about_tei = "A model that embeds or ranks, in the form of Text Embeddings Inference.";
     let about_tokenizer = "What a client that renders chats itself needs.";
     let document = json_schema!({"type": "object"});
     let routes = [
@@ -379,6 +380,8 @@ fn telling(schemas: &mut Schemas) -> Vec<Route> {
             .open(&[403, 500]),
         Route::get("/server_info", "What is served, and how.", info),
         Route::get("/props", "What is served, in llama.cpp's form.", props),
+        Route::get("/info", about_tei, schemas.of::<tei::TeiInfo>())
+            .refusing(&[401, 403, 404, 500]),
         Route::get("/tokenizer_info", about_tokenizer, tokenizer),
         Route::get("/openapi.json", "This document.", document),
         Route::get("/", "The page, unless --no-ui.", none())
