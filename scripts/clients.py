@@ -320,7 +320,7 @@ class Checks:
     def messages_errors(self):
         seen = []
         for client, options, expected in [
-            (self._anthropic, {"max_tokens": 0}, anthropic.BadRequestError),
+            (self._anthropic, {"max_tokens": -1}, anthropic.BadRequestError),
             (self._anthropic, {"model": "other"}, anthropic.NotFoundError),
             (self._anthropic.with_options(api_key="wrong"), {}, anthropic.AuthenticationError),
             (self._anthropic, {"messages": [user("a b " * 9000)]}, anthropic.BadRequestError),

@@ -262,6 +262,14 @@ async fn stop_reasons_tell_what_ended_the_text() {
     let reply = server.json(MESSAGES, &body).await;
     assert_eq!(reply["content"][0]["text"], "Hello");
     assert_eq!(reply["stop_reason"], "max_tokens");
+    // Only reads the prompt into the cache.
+    body["max_tokens"] = 0.into();
+    let reply = server.json(MESSAGES, &body).await;
+    assert_eq!(reply["content"], json!([{"type": "text", "text": ""}]));
+    assert_eq!(reply["stop_reason"], "max_tokens");
+    assert_eq!(reply["usage"]["output_tokens"], 0);
+    let (_, end) = assembled(&server.named_events(MESSAGES, body).await);
+    assert_eq!(end["stop_reason"], "max_tokens");
     server.done().await;
 }
 

@@ -12,7 +12,6 @@ use serde_json::json;
 /// Values of fields, and the name with which an error begins.
 const REFUSED: &str = r#"
 max_tokens = null | max_tokens
-max_tokens = 0 | max_tokens
 max_tokens = -1 | max_tokens
 messages = null | messages
 messages = [] | messages

@@ -19,13 +19,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// The names of fields in chats, with their names in this API.
-const NAMES: [(&str, &str); 6] = [
+const NAMES: [(&str, &str); 7] = [
     ("tools.*.function.parameters", "tools.*.input_schema"),
     ("tools.*.function", "tools.*"),
     ("tool_choice.function", "tool_choice"),
     ("response_format.json_schema", "output_config.format"),
     ("response_format", "output_config.format"),
     ("stop", "stop_sequences"),
+    ("n_predict", "max_tokens"),
 ];
 
 /// The fields that only this API has.
@@ -107,10 +108,12 @@ impl Context<'_> {
     /// # Errors
     /// `Invalid` or `NotFound`, naming the field.
     pub fn message(&self, body: &[u8]) -> Result<(Job, MessageReply)> {
-        let (chat, warnings) = self.message_chat(body)?;
+        let (mut chat, warnings) = self.message_chat(body)?;
         match chat.common.max_tokens {
             None => return wrong("max_tokens", "is required"),
-            Some(wire::NO_LIMIT) => return wrong("max_tokens", "must be at least 1"),
+            Some(wire::NO_LIMIT) => return wrong("max_tokens", "must be at least 0"),
+            // The prompt is only read into the cache.
+            Some(0) => chat.fields.n_predict = chat.common.max_tokens.take(),
             Some(_) => (),
         }
         chat.common.refuse_chunk_options()?;
