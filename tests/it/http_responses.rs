@@ -347,6 +347,11 @@ async fn fields_of_chats_work_and_the_request_is_repeated() {
             json!({"effort": "low", "summary": "auto", "mode": "standard"}),
         ),
         ("user", json!("me")),
+        ("safety_identifier", json!("a hash")),
+        ("prompt_cache_key", json!("talks")),
+        ("service_tier", json!("auto")),
+        ("max_tool_calls", json!(3)),
+        ("presence_penalty", json!(0.5)),
         ("previous_response_id", Value::Null),
         ("parallel_tool_calls", json!(false)),
         ("top_p", json!(0.5)),
@@ -356,11 +361,31 @@ async fn fields_of_chats_work_and_the_request_is_repeated() {
     let reply = server.json(RESPONSES, &body).await;
     assert_eq!(reply["output"][0]["content"][0]["text"], "Hello ");
     assert!(reply["usage"].get("speculative_decoding").is_none());
-    let keys = "instructions metadata parallel_tool_calls top_p truncation";
+    let keys = "instructions metadata parallel_tool_calls top_p truncation user safety_identifier prompt_cache_key \
+        max_tool_calls presence_penalty";
     for key in keys.split(' ') {
         assert_eq!(reply[key], body[key], "{key}");
     }
     let shown = json!({"effort": "low", "summary": "auto"});
     assert_eq!(reply["reasoning"], shown);
+    assert_eq!(reply["service_tier"], "default");
+    server.done().await;
+}
+
+/// What the specification of Open Responses requires, also of a response that has just begun.
+#[tokio::test]
+async fn a_response_has_all_required_fields() {
+    let server = saying("Hello there.").await;
+    let events = server.named_events(RESPONSES, text_body()).await;
+    let keys = "id object created_at completed_at status incomplete_details model previous_response_id instructions \
+        output error tools tool_choice truncation parallel_tool_calls text top_p presence_penalty frequency_penalty \
+        top_logprobs temperature reasoning user usage max_output_tokens max_tool_calls store background service_tier \
+        metadata safety_identifier prompt_cache_key";
+    for (_, data) in [&events[0], &events[events.len() - 1]] {
+        let response = data["response"].as_object().expect("a response");
+        for key in keys.split(' ') {
+            assert!(response.contains_key(key), "{key}: {data}");
+        }
+    }
     server.done().await;
 }

@@ -16,7 +16,6 @@ pub(crate) struct ResponseObject<'a> {
     pub(super) created_at: u64,
     pub(super) model: &'a str,
     pub(super) status: Status,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) completed_at: Option<u64>,
     pub(super) error: Option<ResponseFailure>,
     pub(super) incomplete_details: Option<Incomplete>,

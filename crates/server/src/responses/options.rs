@@ -121,24 +121,34 @@ pub(super) enum Truncation {
     Disabled,
 }
 
-/// What a response repeats of its request, and of what this server does not do.
+/// What a response repeats of its request, and of what this server does not do. The specification of Open Responses requires
+/// all of it.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(inline)]
 pub(super) struct RequestEcho {
     pub background: bool,
+    pub frequency_penalty: f64,
     pub instructions: Option<String>,
     pub max_output_tokens: Option<usize>,
     pub max_tool_calls: Option<usize>,
     pub metadata: Map<String, Value>,
     pub parallel_tool_calls: bool,
+    pub presence_penalty: f64,
     pub previous_response_id: Option<String>,
+    pub prompt_cache_key: Option<String>,
     pub reasoning: ReasoningOptions,
+    pub safety_identifier: Option<String>,
+    /// There is one, whatever a request asks for.
+    #[schemars(extend("const" = "default"))]
+    pub service_tier: &'static str,
     pub store: bool,
     pub temperature: f64,
     pub text: TextOptions,
     pub tool_choice: FlatChoice,
     pub tools: Vec<ResponseTool>,
+    pub top_logprobs: usize,
     pub top_p: f64,
     #[schemars(extend("const" = "disabled"))]
     pub truncation: &'static str,
+    pub user: Option<String>,
 }

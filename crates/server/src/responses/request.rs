@@ -70,6 +70,12 @@ pub(crate) struct ResponseFields {
     #[serde(rename = "truncation")]
     _truncation: Option<Truncation>,
     metadata: Option<Map<String, Value>>,
+    /// Of tools that the server calls: it calls none.
+    max_tool_calls: Option<usize>,
+    /// A hint, as are the next two: the response repeats it.
+    prompt_cache_key: Option<String>,
+    safety_identifier: Option<String>,
+    user: Option<String>,
     /// The id of a stored response, which the conversation continues.
     previous_response_id: Option<String>,
     /// Whether the response is stored, which is the default, unless the server stores none.
@@ -307,19 +313,26 @@ fn echo(common: &Common, fields: &ResponseFields, is_stored: bool) -> RequestEch
     text.format.get_or_insert_default();
     RequestEcho {
         background: false,
+        frequency_penalty: common.frequency_penalty.unwrap_or(0.0),
         instructions: fields.instructions.clone(),
         max_output_tokens: fields.max_output_tokens,
-        max_tool_calls: None,
+        max_tool_calls: fields.max_tool_calls,
         metadata: fields.metadata.clone().unwrap_or_default(),
         parallel_tool_calls: fields.parallel_tool_calls.unwrap_or(true),
+        presence_penalty: common.presence_penalty.unwrap_or(0.0),
         previous_response_id: fields.previous_response_id.clone(),
+        prompt_cache_key: fields.prompt_cache_key.clone(),
         reasoning: fields.reasoning.clone().unwrap_or_default(),
+        safety_identifier: fields.safety_identifier.clone(),
+        service_tier: "default",
         store: is_stored,
         temperature: common.temperature.unwrap_or(1.0),
         text,
         tool_choice: (fields.tool_choice.clone()).unwrap_or(FlatChoice::Mode(ToolMode::Auto)),
         tools: fields.tools.clone().unwrap_or_default(),
+        top_logprobs: 0,
         top_p: common.top_p.unwrap_or(1.0),
         truncation: "disabled",
+        user: fields.user.clone(),
     }
 }
