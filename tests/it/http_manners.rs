@@ -208,6 +208,11 @@ async fn wrong_methods_and_unknown_paths_are_told_what_there_is() {
             );
         }
     }
+    // It could be the route of a stored response.
+    let compact = server.post("/v1/responses/compact", &json!({})).await;
+    let told = error(compact, 405, "method_not_allowed").await;
+    let message = told["message"].as_str().unwrap();
+    assert!(message.contains("nothing is compacted here"), "{message}");
     for path in ["/nothing", "/v1", "/v1/", "/v1/chat", "//", "/v1/models"] {
         let response = server.get(path).await;
         if path == "/v1/models" {

@@ -446,7 +446,8 @@ async fn method_not_allowed(method: Method, request: Request) -> Response {
     let accepted = known.iter().filter(|(_, known, _)| *known == path);
     let accepted: Vec<&str> = accepted.map(|(method, ..)| method.as_str()).collect();
     let instead = if accepted.is_empty() {
-        String::new()
+        let instead = other_routes::instead_of(path);
+        instead.map_or_else(String::new, |instead| format!(": {instead}"))
     } else {
         format!(", but {}", accepted.join(" and "))
     };
