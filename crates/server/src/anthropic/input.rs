@@ -1,5 +1,6 @@
 //! Converts the turns of a request to the messages of a chat.
 
+use super::document::{Document, SearchResult, Source, joined};
 use crate::content::{ContentPart, HarmlessKeys, TextOr};
 use crate::conversation::{ChatMessage, MessageCall};
 use crate::others::{NoOthers, given, refuse_inapplicable};
@@ -50,7 +51,7 @@ struct InputBlock {
     content: Option<TextOr<ResultPart>>,
     is_error: Option<bool>,
     source: Option<Source>,
-    /// What a document is called, and where it is from.
+    /// What a document or a search result is called, and where a document is from.
     title: Option<String>,
     context: Option<String>,
     /// What proves that a thought is the server's own, or has it.
@@ -88,63 +89,7 @@ enum InputBlockKind {
     Image,
     /// A text; as an image if it is something else.
     Document,
-}
-
-/// The data of an image or a document, of which texts are read.
-#[derive(Debug, Deserialize, JsonSchema)]
-#[schemars(rename = "DocumentSource")]
-struct Source {
-    #[serde(rename = "type")]
-    kind: Option<String>,
-    /// The text, where the type is `text`.
-    data: Option<String>,
-    /// The text or its parts, where the type is `content`.
-    content: Option<TextOr<ContentPart>>,
-    #[serde(rename = "media_type")]
-    #[schemars(with = "Option<String>")]
-    _media_type: Option<IgnoredAny>,
-    #[serde(rename = "url")]
-    #[schemars(with = "Option<String>")]
-    _url: Option<IgnoredAny>,
-    #[serde(rename = "file_id")]
-    #[schemars(with = "Option<String>")]
-    _file_id: Option<IgnoredAny>,
-    #[serde(flatten)]
-    #[schemars(skip)]
-    _others: NoOthers,
-}
-
-/// What a block or a part says of a document.
-struct Document {
-    source: Option<Source>,
-    title: Option<String>,
-    context: Option<String>,
-    citations: Option<Value>,
-}
-
-impl Document {
-    /// Title, context and text, each on lines of its own; `None` if this is no text.
-    fn text(self, at: &FieldPath) -> Result<Option<String>> {
-        let source = required(at.key("source"), self.source)?;
-        let in_source = |key: &'static str| at.key("source").key(key);
-        let text = match source.kind.as_deref() {
-            Some("text") => required(in_source("data"), source.data)?,
-            Some("content") => required(in_source("content"), source.content)?.lines(),
-            _ => return Ok(None),
-        };
-        let is_cited = self.citations.as_ref().and_then(|cite| cite.get("enabled"));
-        if is_cited == Some(&Value::Bool(true)) {
-            return wrong(
-                at.key("citations").key("enabled"),
-                "is not supported: answers have no citations; leave it out",
-            );
-        }
-        let about = joined(
-            self.title.unwrap_or_default(),
-            self.context.unwrap_or_default(),
-        );
-        Ok(Some(joined(about, text)))
-    }
+    SearchResult,
 }
 
 /// A part of the result of a call.
@@ -155,7 +100,9 @@ struct ResultPart {
     text: Option<String>,
     tool_name: Option<String>,
     source: Option<Source>,
-    /// What a document is called, and where it is from.
+    /// The text of a search result.
+    content: Option<TextOr<ContentPart>>,
+    /// What a document or a search result is called, and where a document is from.
     title: Option<String>,
     context: Option<String>,
     #[schemars(skip)]
@@ -176,6 +123,7 @@ enum ResultPartKind {
     Image,
     /// A text; as an image if it is something else.
     Document,
+    SearchResult,
 }
 
 impl ResultPart {
@@ -186,8 +134,9 @@ impl ResultPart {
             ResultPartKind::ToolReference => ("tool_reference", &["tool_name"]),
             ResultPartKind::Image => ("image", &["source"]),
             ResultPartKind::Document => ("document", &["source", "title", "context"]),
+            ResultPartKind::SearchResult => ("search_result", &["source", "title", "content"]),
         };
-        let given = given! { self, text, tool_name, source, title, context };
+        let given = given! { self, text, tool_name, source, content, title, context };
         refuse_inapplicable(at, name, has, &given)?;
         Ok(name)
     }
@@ -204,6 +153,7 @@ impl InputBlock {
             InputBlockKind::ToolResult => ("tool_result", &["tool_use_id", "content", "is_error"]),
             InputBlockKind::Image => ("image", &["source"]),
             InputBlockKind::Document => ("document", &["source", "title", "context"]),
+            InputBlockKind::SearchResult => ("search_result", &["source", "title", "content"]),
         };
         let given = given! {
             self, text, thinking, id, name, input, tool_use_id, content, is_error, source, title, context
@@ -301,9 +251,20 @@ impl MergedTurns {
                     };
                     self.say(role, text);
                 }
+                InputBlockKind::SearchResult if role == "user" => {
+                    let content = block
+                        .content
+                        .map(|content| self.result(&at.key("content"), Some(content)));
+                    let found = SearchResult {
+                        source: block.source,
+                        title: block.title,
+                        content: content.transpose()?,
+                        citations: block.citations,
+                    };
+                    self.say(role, found.text(&at)?);
+                }
                 _ if role == "user" => {
-                    let what =
-                        "must be text, document or tool_result, because this model reads text only";
+                    let what = "must be text, document, search_result or tool_result, because this model reads text only";
                     return wrong(at.key("type"), what);
                 }
                 _ => return wrong(at.key("type"), "must be text"),
@@ -368,6 +329,15 @@ impl MergedTurns {
                     let text = document.text(&at)?;
                     text.unwrap_or_else(|| self.leave_out(&at, name))
                 }
+                ResultPartKind::SearchResult => {
+                    let found = SearchResult {
+                        source: part.source,
+                        title: part.title,
+                        content: part.content.map(TextOr::lines),
+                        citations: part.citations,
+                    };
+                    found.text(&at)?
+                }
             });
         }
         Ok(lines.join("\n"))
@@ -380,14 +350,6 @@ impl MergedTurns {
         ));
         format!("[{name}: this model reads text only]")
     }
-}
-
-/// Both texts, each on lines of its own; one that is empty has none.
-fn joined(mut text: String, more: String) -> String {
-    if !text.is_empty() && !more.is_empty() {
-        text.push('\n');
-    }
-    text + &more
 }
 
 /// The result of a call that failed. Templates do not show that it did, so its text must.
@@ -440,7 +402,10 @@ fn assistant(at: &FieldPath, content: TextOr<InputBlock>) -> Result<ChatMessage>
                 let id = required(at.key("id"), block.id)?;
                 calls.push(MessageCall::new(id, name, input.into()));
             }
-            InputBlockKind::ToolResult | InputBlockKind::Image | InputBlockKind::Document => {
+            InputBlockKind::ToolResult
+            | InputBlockKind::Image
+            | InputBlockKind::Document
+            | InputBlockKind::SearchResult => {
                 return wrong(at.key("type"), "must be text, tool_use or thinking");
             }
         }

@@ -1,6 +1,7 @@
 //! Anthropic's Messages API: a request becomes a chat, and its reply a message of content blocks.
 
 mod client_tools;
+mod document;
 mod error;
 mod events;
 mod input;

@@ -199,6 +199,27 @@ fn documents_that_are_texts_are_read() {
     assert!(read.warnings.is_empty(), "{:?}", read.warnings);
 }
 
+#[test]
+fn search_results_are_read() {
+    let found = json!({
+        "type": "search_result", "source": "https://a.b/c", "title": "Rain", "citations": {"enabled": false},
+        "content": [{"type": "text", "text": "It rains."}, {"type": "text", "text": "It pours."}],
+    });
+    let result = json!({"type": "tool_result", "tool_use_id": "1", "content": [found]});
+    let turns = json!([
+        {"role": "user", "content": [found, {"type": "text", "text": "Does it?"}]},
+        {"role": "assistant", "content": "Yes."},
+        {"role": "user", "content": [result]},
+    ]);
+    let text = "Rain\nhttps://a.b/c\nIt rains.\nIt pours.";
+    let expected = json!([
+        {"role": "user", "content": format!("{text}\nDoes it?")},
+        {"role": "assistant", "content": "Yes."},
+        {"role": "tool", "tool_call_id": "1", "content": text},
+    ]);
+    assert_eq!(read(&Value::Null, &turns).expect("fine"), expected);
+}
+
 /// Whole turns, or the content of a user's turn, or that of an assistant's before it, and the field that an error names.
 const WRONG_BLOCKS: &str = r#"
 turns | [] | messages
@@ -220,7 +241,15 @@ both | [{"type": "document", "source": {"type": "text", "data": "x"}}] | message
 both | [{"type": "image", "source": {}}] | messages[0].content[0].type
 user | [{"type": "text"}] | messages[0].content[0].text
 user | [{"type": "tool_result"}] | messages[0].content[0].tool_use_id
-user | [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "search_result"}]}] | messages[0].content[0].content[0].type
+user | [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "web_search_result"}]}] | messages[0].content[0].content[0].type
+user | [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "search_result"}]}] | messages[0].content[0].content[0].source
+user | [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "x", "content": "y"}]}] | messages[0].content[0].content[0].content
+user | [{"type": "search_result", "source": "x", "content": []}] | messages[0].content[0].title
+user | [{"type": "search_result", "source": "x", "title": "y"}] | messages[0].content[0].content
+user | [{"type": "search_result", "source": {}, "title": "y", "content": []}] | messages[0].content[0].source
+user | [{"type": "search_result", "source": "x", "title": "y", "content": [], "citations": {"enabled": true}}] | messages[0].content[0].citations.enabled
+both | [{"type": "search_result", "source": "x", "title": "y", "content": []}] | messages[0].content[0].type
+user | [{"type": "document", "source": "x"}] | messages[0].content[0].source
 user | [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image", "text": "x"}]}] | messages[0].content[0].content[0].text
 user | [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "tool_reference"}]}] | messages[0].content[0].content[0].tool_name
 both | [{"type": "tool_use", "id": "1", "name": "f"}] | messages[0].content[0].input
