@@ -114,9 +114,9 @@ async fn what_a_stored_response_answers_is_listed() {
     let mut body = text_body();
     body["input"] = json!([
         {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Let me look."},
         call,
         output,
-        {"role": "assistant", "content": "Seven."},
     ]);
     let first = server.json(RESPONSES, &body).await;
     let more = json!({"input": "And?", "temperature": 0, "previous_response_id": first["id"]});
@@ -127,12 +127,12 @@ async fn what_a_stored_response_answers_is_listed() {
     let items = list["data"].as_array().expect("items");
     let said = |role: &str, part: Value| json!({"role": role, "content": [part], "type": "message", "status": "completed"});
     let input = |text: &str| json!({"type": "input_text", "text": text});
-    let answer = json!({"type": "output_text", "text": "Seven.", "annotations": []});
+    let answer = json!({"type": "output_text", "text": "Let me look.", "annotations": []});
     let expected = [
         said("user", input("Hi")),
+        said("assistant", answer),
         call,
         output,
-        said("assistant", answer),
         first["output"][0].clone(),
         said("user", input("And?")),
     ];
@@ -146,8 +146,8 @@ async fn what_a_stored_response_answers_is_listed() {
         assert_eq!(*item, expected);
     }
     assert!(ids[0].starts_with("msg_"), "{ids:?}");
-    assert!(ids[1].starts_with("item_"), "{ids:?}");
-    assert_eq!(ids[2], "out");
+    assert!(ids[2].starts_with("item_"), "{ids:?}");
+    assert_eq!(ids[3], "out");
     assert_eq!(items[4], first["output"][0]);
     assert_eq!(list["object"], "list");
     let ends =
@@ -160,7 +160,7 @@ async fn what_a_stored_response_answers_is_listed() {
     );
     assert_eq!(server.read(&of_first).await["data"], json!(items[..4]));
 
-    let middle = format!("?limit=2&after={}", ids[2]);
+    let middle = format!("?limit=2&after={}", ids[3]);
     let last = format!("?order=asc&after={}", ids[5]);
     for (query, shown, has_more) in [
         ("?limit=2", vec![ids[5], ids[4]], true),
@@ -169,7 +169,7 @@ async fn what_a_stored_response_answers_is_listed() {
             ids[..4].to_vec(),
             true,
         ),
-        (middle.as_str(), vec![ids[1], ids[0]], false),
+        (middle.as_str(), vec![ids[2], ids[1]], true),
         (last.as_str(), vec![], false),
     ] {
         let list = server.read(&format!("{path}{query}")).await;
