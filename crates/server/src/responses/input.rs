@@ -255,7 +255,7 @@ pub(super) fn conversation(
 pub(super) fn not_stored<T>(at: &FieldPath) -> Result<T> {
     wrong(
         at.key("id"),
-        "must be the id of an item of a stored response: send the item itself",
+        "must be the id of an item that a stored response has added: send the item itself",
     )
 }
 
