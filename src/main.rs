@@ -143,8 +143,10 @@ fn answer_batch(
 ) -> Result<()> {
     let (sampling, _) = defaults::of(&config.generation, &loaded.source)?;
     let engine = loaded.engine.clone();
-    // A key is for those who come over the network.
-    let state = assembly::state(config, loaded, text, sampling)?.with_api_keys(Vec::new());
+    // A key is for those who come over the network, and nobody can ask for a response after the end.
+    let state = assembly::state(config, loaded, text, sampling)?
+        .with_api_keys(Vec::new())
+        .with_max_stored_responses(0);
     let files = BatchFiles {
         input: requests,
         out: &options.out,

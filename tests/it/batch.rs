@@ -240,7 +240,14 @@ fn run_batch_reads_and_writes_files() {
         folder.path().join("out.jsonl"),
     );
     let body = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, "ignore_eos": true});
-    let lines = [line("1", CHAT, &body), line("2", CHAT, &json!({}))];
+    let response = json!({"input": "Hi", "max_output_tokens": 5});
+    let stored = json!({"input": "Hi", "store": true});
+    let lines = [
+        line("1", CHAT, &body),
+        line("2", CHAT, &json!({})),
+        line("3", "/v1/responses", &response),
+        line("4", "/v1/responses", &stored),
+    ];
     std::fs::write(&input, lines.join("\n")).unwrap();
     let files = ["-i", input.to_str().unwrap(), "-o", out.to_str().unwrap()];
     // The server's key is not that of files.
@@ -252,9 +259,16 @@ fn run_batch_reads_and_writes_files() {
     stdout_of(&output.output().unwrap());
     let answers = answers(&out);
     let status = |i: usize| answers[i]["response"]["status_code"].as_u64();
-    assert_eq!(answers.len(), 2);
+    assert_eq!(answers.len(), 4);
     assert_eq!(status(0), Some(200));
     assert_eq!(status(1), Some(400));
+    // Nobody can ask for it after the end.
+    let response = &answers[2]["response"]["body"];
+    assert_eq!(response["store"], false, "{response}");
+    let refused = &answers[3]["response"]["body"]["error"];
+    assert_eq!(refused["param"], "store", "{refused}");
+    let message = refused["message"].as_str().unwrap();
+    assert!(message.contains("in a batch"), "{message}");
     let usage = &answers[0]["response"]["body"]["usage"];
     assert_eq!(usage["completion_tokens"], 5, "{usage}");
 }

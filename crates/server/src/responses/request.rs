@@ -226,7 +226,7 @@ impl Context<'_> {
         if store == Some(true) && !is_on {
             return wrong(
                 "store",
-                "is not possible: this server stores no responses (--max-stored-responses 0); leave it out or set it to false",
+                "is not possible: no responses are stored in a batch, or with --max-stored-responses 0; leave it out or set it to false",
             );
         }
         Ok(store.unwrap_or(is_on))
