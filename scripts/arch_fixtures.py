@@ -42,6 +42,12 @@ GRANITE4 = MAMBA | dict(
     embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=1.7,
     position_embedding_type="nope",
 )
+# Each factor is another one.
+FALCON_H1 = dict(
+    mamba_n_heads=4, mamba_d_head=10, mamba_d_ssm=40, mamba_d_state=6, embedding_multiplier=1.7, lm_head_multiplier=0.6,
+    attention_in_multiplier=0.8, attention_out_multiplier=0.7, key_multiplier=1.5, ssm_in_multiplier=1.3,
+    ssm_out_multiplier=0.9, ssm_multipliers=[1.4, 0.75, 0.95, 1.2, 0.85], mlp_multipliers=[1.6, 0.65],
+)
 NEMOTRON_H = dict(ssm_state_size=6, mamba_num_heads=4, mamba_head_dim=10, n_groups=1)
 
 # Multi-head latent attention, of which each width is another one.
@@ -199,6 +205,11 @@ FIXTURES = {
     # Limits that some steps reach.
     "bamba": ("Bamba", MAMBA | dict(
         num_hidden_layers=3, attn_layer_indices=[1], time_step_limit=(0.2, 0.8), tie_word_embeddings=True, head_dim=8,
+    )),
+    "falcon_h1": ("FalconH1", FALCON_H1),
+    # As the 34B, with norms of two groups of heads.
+    "falcon_h1_norm": ("FalconH1", FALCON_H1 | dict(
+        mamba_n_groups=2, mamba_rms_norm=True, mamba_norm_before_gate=False,
     )),
     # Two groups of heads, biases, and a least step that some reach.
     "nemotron_h": ("NemotronH", NEMOTRON_H | dict(

@@ -21,7 +21,8 @@ GGUF = {
     "arcee": "arcee", "minimax_m2": "minimax-m2", "dots1": "dots1", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "glm4_moe_lite": "deepseek2",
     "qwen3_next": "qwen3next", "qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe",
     "granite4_hybrid": "granitehybrid", "granite4_hybrid_moe": "granitehybrid", "nemotron_h_plain": "nemotron_h",
-    "nemotron_h_moe": "nemotron_h_moe", "mellum": "mellum",
+    "nemotron_h_moe": "nemotron_h_moe", "mellum": "mellum", "falcon_h1": "falcon-h1",
+    "falcon_h1_norm": "falcon-h1",
 }
 
 
@@ -93,6 +94,22 @@ def of_mamba(theirs, name, shape, groups):
     return how
 
 
+def factors_of_falcon_h1(config, name):
+    """Runs of rows of a weight and their factor, which llama.cpp's conversion multiplies by it."""
+    part, of_attention = name.split(".")[-2], config.attention_in_multiplier
+    if part == "in_proj":
+        shared = config.mamba_n_groups * config.mamba_d_state
+        runs = zip([config.mamba_d_ssm, config.mamba_d_ssm, shared, shared, config.mamba_n_heads], config.ssm_multipliers)
+        return [[rows, factor * config.ssm_in_multiplier] for rows, factor in runs]
+    factor = {
+        "embed_tokens": config.embedding_multiplier, "lm_head": config.lm_head_multiplier,
+        "q_proj": of_attention, "k_proj": of_attention * config.key_multiplier, "v_proj": of_attention,
+        "o_proj": config.attention_out_multiplier, "out_proj": config.ssm_out_multiplier,
+        "gate_proj": config.mlp_multipliers[0], "down_proj": config.mlp_multipliers[1],
+    }.get(part)
+    return None if factor is None else [[None, factor]]
+
+
 def gguf_of(arch, config, state):
     """What `gguf.json` has."""
     config = config.get_text_config()
@@ -148,6 +165,16 @@ def gguf_of(arch, config, state):
             "ssm.inner_size": config.mamba_num_heads * config.mamba_head_dim,
             "ssm.time_step_rank": config.mamba_num_heads,
         }
+    if arch == "falcon-h1":
+        metadata |= {
+            "ssm.conv_kernel": config.mamba_d_conv,
+            "ssm.state_size": config.mamba_d_state,
+            "ssm.group_count": config.mamba_n_groups,
+            "ssm.inner_size": config.mamba_d_ssm,
+            "ssm.time_step_rank": config.mamba_n_heads,
+            "vocab_size": config.vocab_size,
+        }
+        del metadata["rope.dimension_count"]
     if arch == "nemotron_h_moe":
         metadata |= {
             "expert_count": config.n_routed_experts,
@@ -181,6 +208,9 @@ def gguf_of(arch, config, state):
     }
     for ours, theirs in more.items():
         if arch == "nemotron_h" and theirs.startswith("expert"):
+            continue
+        if arch == "falcon-h1" and theirs == "embedding_scale":
+            # The embedding is multiplied by it.
             continue
         if getattr(config, ours, None) is not None:
             metadata[theirs] = getattr(config, ours)
@@ -424,6 +454,8 @@ def gguf_of(arch, config, state):
         if ".ssm_" in theirs:
             groups = sizes.get("mamba_n_groups") or sizes["n_groups"]
             tensors[name] = of_mamba(theirs, name, state[name].shape, groups)
+        if arch == "falcon-h1" and (factors := factors_of_falcon_h1(config, name)):
+            tensors[name]["factors"] = [[rows or len(state[name]), factor] for rows, factor in factors]
     return {
         "architecture": arch,
         "metadata": {f"{arch}.{key}": value for key, value in metadata.items()},

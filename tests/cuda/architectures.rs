@@ -106,7 +106,11 @@ fn widen(config: &mut Value, dim: usize) {
         config["mamba_expand"].as_u64(),
         config["mamba_n_heads"].as_u64(),
     ) {
-        config["mamba_d_head"] = (heads as u64 * dim as u64 * expand / count).into();
+        let width = heads as u64 * dim as u64 * expand;
+        config["mamba_d_head"] = (width / count).into();
+        if config.get("mamba_d_ssm").is_some() {
+            config["mamba_d_ssm"] = width.into();
+        }
     }
     // States of several registers a thread, and outputs that our products take.
     for (key, size) in [

@@ -8,14 +8,15 @@ use foretoken::kv::{AcceptedPath, BlockAllocator, BlockTable, KvCacheDtype};
 use foretoken::model::{Batch, KeptState, Model, ModelSource, StateStart};
 use std::path::Path;
 
-/// Models of each kind: with convolutions; with delta nets, also with experts; with Mamba in layers of both halves, and in
-/// layers of one.
-const MODELS: [&str; 5] = [
+/// Models of each kind: with convolutions; with delta nets, also with experts; with Mamba in layers of both halves, in
+/// layers of one, and beside attention.
+const MODELS: [&str; 6] = [
     "lfm2",
     "qwen3_5",
     "qwen3_next",
     "granite4_hybrid",
     "nemotron_h_moe",
+    "falcon_h1",
 ];
 const HEAD_DIM: usize = 64;
 

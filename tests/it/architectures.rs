@@ -182,6 +182,17 @@ pub fn write_gguf_of(folder: &Path, how: &Json, file: &Path, change: fn(Named) -
     });
     for (name, how) in parts {
         let mut tensor = stored[name].to_dtype(DType::F32).unwrap();
+        if let Some(runs) = how["factors"].as_array() {
+            // Of so many rows each.
+            let factors = runs.iter().flat_map(|run| {
+                let rows = run[0].as_u64().unwrap() as usize;
+                std::iter::repeat_n(run[1].as_f64().unwrap() as f32, rows)
+            });
+            let factors = Tensor::new(factors.collect::<Vec<_>>(), &Device::Cpu).unwrap();
+            tensor = tensor
+                .broadcast_mul(&factors.unsqueeze(1).unwrap())
+                .unwrap();
+        }
         if let Some(heads) = how["heads"].as_u64() {
             let inputs = tensor.dims()[1];
             tensor = tensor.reshape((heads as usize, (), inputs)).unwrap();

@@ -208,8 +208,103 @@ fn nemotrons_are_read() {
     assert_refused(table, read);
 }
 
-const ALL: [&str; 6] = [
+/// Falcon-H1-34B, whose Mamba layers have a norm.
+fn falcon() -> Json {
+    let text = r#"{
+        "architectures": ["FalconH1ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "attention_in_multiplier": 0.5, "attention_out_multiplier": 0.25, "attn_layer_indices": null,
+        "bos_token_id": 1, "embedding_multiplier": 5.5, "eos_token_id": 11, "head_dim": 128, "hidden_act": "silu",
+        "hidden_size": 5120, "initializer_range": 0.02, "intermediate_size": 21504, "key_multiplier": 0.125,
+        "lm_head_multiplier": 0.0625, "mamba_chunk_size": 128, "mamba_conv_bias": true, "mamba_d_conv": 4,
+        "mamba_d_head": 128, "mamba_d_ssm": 4096, "mamba_d_state": 256, "mamba_expand": 2, "mamba_n_groups": 2,
+        "mamba_n_heads": 32, "mamba_norm_before_gate": false, "mamba_proj_bias": false, "mamba_rms_norm": true,
+        "mamba_use_mlp": true, "max_position_embeddings": 262144, "mlp_bias": false, "mlp_expansion_factor": 8,
+        "mlp_multipliers": [0.75, 0.5], "model_type": "falcon_h1", "num_attention_heads": 20,
+        "num_hidden_layers": 72, "num_key_value_heads": 4, "num_logits_to_keep": 1, "pad_token_id": 0,
+        "projectors_bias": false, "rms_norm_eps": 1e-5, "rope_scaling": null, "rope_theta": 100000000000.0,
+        "ssm_in_multiplier": 2.0, "ssm_multipliers": [0.5, 0.25, 1.0, 0.75, 1.5], "ssm_out_multiplier": 0.375,
+        "tie_word_embeddings": false, "torch_dtype": "bfloat16", "transformers_version": "4.52.0.dev0",
+        "use_cache": true, "vocab_size": 261120
+    }"#;
+    serde_json::from_str(text).unwrap()
+}
+
+#[test]
+fn falcons_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let read = |change: Json| read(folder.path(), &with(&falcon(), change));
+    let large = read(json!({})).unwrap();
+    let [recurrent, attending] = &large.spec.layers[..2] else {
+        panic!("a layer has two mixers");
+    };
+    assert_eq!((large.num_layers(), mambas(&large).len()), (144, 72));
+    assert!(!recurrent.is_beside_last && attending.is_beside_last);
+    assert!(recurrent.mlp == MlpSpec::None && recurrent.rope.is_none());
+    assert_eq!(recurrent.residual_scale, 0.375);
+    assert_eq!(attending.mixer, MixerSpec::Attention);
+    let scale = 0.5 * 0.5 * 0.125 / 128f32.sqrt();
+    assert!((attending.attention_scale - scale).abs() < 1e-6 * scale);
+    assert_eq!(attending.residual_scale, 0.125);
+    // What the MLP adds is multiplied by 0.125, too.
+    assert_eq!(attending.mlp_scales, [0.75, 4.]);
+    assert_eq!(large.spec.embedding_scale, Some(5.5));
+    assert_eq!(large.spec.logit_scale, Some(0.0625));
+    let mamba = mambas(&large)[0];
+    assert!(mamba.has_norm && mamba.has_conv_bias && !mamba.has_bias);
+    assert_eq!(mamba.scales, [1., 0.5, 2., 1.5, 3.]);
+    assert_eq!((mamba.shape.heads, mamba.shape.head_dim), (32, 128));
+    // Without a norm, its place does not matter. The width may follow from that of the model.
+    let other = read(json!({
+        "mamba_rms_norm": false, "mamba_norm_before_gate": true, "mamba_d_ssm": null, "mamba_d_head": "auto",
+        "ssm_multipliers": null
+    }))
+    .unwrap();
+    let mamba = mambas(&other)[0];
+    assert!(!mamba.has_norm);
+    assert_eq!((mamba.shape.head_dim, mamba.scales), (320, [2.; 5]));
+    let table = r#"
+        {"mamba_norm_before_gate": true} | only false is, where mamba_rms_norm is true
+        {"mamba_norm_before_gate": null} | only false is, where mamba_rms_norm is true
+        {"mamba_d_ssm": 2048} | it must be mamba_d_ssm
+        {"mamba_d_ssm": null} | it must be mamba_d_ssm
+        {"mamba_use_mlp": false} | mamba_use_mlp false is not supported
+        {"hidden_act": "gelu"} | hidden_act "gelu" is not supported
+        {"attention_bias": true} | attention_bias
+        {"mamba_proj_bias": true} | mamba_proj_bias
+        {"projectors_bias": true} | projectors_bias
+        {"mlp_bias": true} | mlp_bias
+        {"key_multiplier": 0} | only a number above 0 is
+        {"ssm_out_multiplier": -1.5} | ssm_out_multiplier -1.5
+        {"lm_head_multiplier": "one"} | lm_head_multiplier
+        {"mlp_multipliers": [1.0]} | only a list of 2 numbers above 0 is
+        {"ssm_multipliers": [1.0, 1.0, 0.0, 1.0, 1.0]} | only a list of 5 numbers above 0 is
+        {"ssm_in_multiplier": 1e30, "ssm_multipliers": [1.0, 1.0, 1e30, 1.0, 1.0]} | ssm_multipliers is inf
+        {"attention_in_multiplier": 1e-30, "attention_out_multiplier": 1e-30} | the factor of the MLP
+    "#;
+    assert_refused(table, read);
+}
+
+/// A draft may have one half of a layer, and need not have both.
+#[test]
+fn halves_of_layers_are_drafts() {
+    let fixture = fixture("falcon_h1");
+    let model = fixture.open();
+    for layers in [&[1][..], &[0, 1], &[1, 2], &[0, 3]] {
+        let feed = |cut: usize| {
+            let mut rig = Rig::new(model.subset(layers).unwrap(), 32, 4);
+            let mut seq = Seq::default();
+            let parts = fixture.prompt.chunks(cut);
+            let rows = parts.map(|part| rig.feed(&mut seq, part));
+            rows.collect::<Vec<_>>().concat()
+        };
+        assert_eq!(feed(48), feed(7), "{layers:?}");
+    }
+}
+
+const ALL: [&str; 8] = [
     "bamba",
+    "falcon_h1",
+    "falcon_h1_norm",
     "granite4_hybrid",
     "granite4_hybrid_moe",
     "nemotron_h",

@@ -133,7 +133,7 @@ impl DeltaWeights {
                 decay: send(&self.decay)?,
                 dt_bias: send(&self.dt_bias)?,
                 skip: None,
-                norm: send(&self.norm)?,
+                norm: Some(send(&self.norm)?),
             });
         }
         Ok(self)

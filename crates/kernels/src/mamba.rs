@@ -79,8 +79,8 @@ pub struct MambaWeights {
     pub skip: Vec<f32>,
     /// The least and the largest step.
     pub step_limits: (f32, f32),
-    /// `[values]`: of the norm of the output, which spans the heads of a group.
-    pub norm: Vec<f32>,
+    /// `[values]`: of the norm of the output, which spans the heads of a group; `None` = there is none.
+    pub norm: Option<Vec<f32>>,
     /// Added to the mean square in the norm of the output.
     pub eps: f32,
     /// Those of a layer on a GPU, which [`MambaWeights::on`] sends there.
@@ -88,7 +88,7 @@ pub struct MambaWeights {
 }
 
 /// The outputs of rows `x`, `[rows, width]`, contiguous, f32 on the CPU: of each `z`, x, B, C and `dt`. They are
-/// `[rows, values]`: the heads of x times `silu(z)`, normalized group by group.
+/// `[rows, values]`: the heads of x times `silu(z)`, normalized group by group if there is a norm.
 ///
 /// x, B and C are mixed with those of the tokens before and pass a SiLU. `dt` becomes a step, `softplus(dt + dt_bias)`
 /// within its limits. Each head's matrix S, `[state_dim, head_dim]`, decays by `exp(decay * step)`, takes in `B x step`, and
@@ -120,7 +120,7 @@ impl MambaWeights {
                 decay: send(&self.decay)?,
                 dt_bias: send(&self.dt_bias)?,
                 skip: Some(send(&self.skip)?),
-                norm: send(&self.norm)?,
+                norm: self.norm.as_deref().map(send).transpose()?,
             });
         }
         Ok(self)
@@ -205,9 +205,10 @@ impl Recurrence for MambaWeights {
 
     #[inline(always)]
     fn finish(&self, row: &mut [f32]) {
+        let Some(norm) = &self.norm else { return };
         let width = row.len() / self.shape.groups;
         let groups = row.chunks_exact_mut(width);
-        for (values, norm) in groups.zip(self.norm.chunks_exact(width)) {
+        for (values, norm) in groups.zip(norm.chunks_exact(width)) {
             let scale = 1. / (square_sum(values) / width as f32 + self.eps).sqrt();
             for (x, norm) in values.iter_mut().zip(norm) {
                 *x = *x * scale * norm;

@@ -21,7 +21,7 @@ fn weights() -> MambaWeights {
         dt_bias: random(SHAPE.heads, 1.),
         skip: random(SHAPE.heads, 1.),
         step_limits: LIMITS,
-        norm: random(SHAPE.values(), 1.),
+        norm: Some(random(SHAPE.values(), 1.)),
         eps: 1e-6,
         on_device: None,
     }
@@ -65,10 +65,11 @@ fn defined(weights: &MambaWeights, rows: &[Vec<f32>]) -> Vec<Vec<f64>> {
             }
         }
         let width = values / SHAPE.groups;
+        let norm = weights.norm.as_ref().unwrap();
         for (i, group) in row.chunks_mut(width).enumerate() {
             let mean = group.iter().map(|x| x * x).sum::<f64>() / width as f64;
             for (j, x) in group.iter_mut().enumerate() {
-                *x *= f64::from(weights.norm[i * width + j]) / (mean + 1e-6).sqrt();
+                *x *= f64::from(norm[i * width + j]) / (mean + 1e-6).sqrt();
             }
         }
         out.push(row);

@@ -181,7 +181,7 @@ impl Work<'_> {
         let out = gpu::output(self.device, self.dtype, (self.rows, sizes.values()))?;
         let kernel = self.kernel("finish")?;
         let launch = kernel.launch().tensor(self.x)?.tensor(&self.raw)?;
-        let launch = launch.tensor(&rule.vectors.norm)?.tensor(&out)?;
+        let launch = launch.optional(rule.vectors.norm.as_ref())?.tensor(&out)?;
         let launch = add_sizes(launch, sizes).int(output.width);
         let launch = launch.int(usize::from(output.is_of_each));
         let launch = launch.int(usize::from(output.gates_first));

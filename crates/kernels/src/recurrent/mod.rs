@@ -103,7 +103,7 @@ pub struct RecurrentVectors {
     pub(super) decay: Tensor,
     pub(super) dt_bias: Tensor,
     pub(super) skip: Option<Tensor>,
-    pub(super) norm: Tensor,
+    pub(super) norm: Option<Tensor>,
 }
 
 /// What such a layer computes.

@@ -354,7 +354,8 @@ __device__ void run(const Rule &rule, const Part *parts, const Step *steps, cons
 }
 
 // The outputs of a row: what the heads of a group read, gated and normalized. raw: [rows, values]; norm: [values] or, if it
-// is of each group, [width]; out: [rows, values]. A block has one group, of `width` values, of one row.
+// is of each group, [width], or, after gates that come first, null: there is none; out: [rows, values]. A block has one
+// group, of `width` values, of one row.
 template <typename T>
 __device__ void finish(const T *x, const float *raw, const float *norm, T *out, const Sizes &sizes, int width,
                        int norm_of_each, int gates_first, float eps) {
@@ -365,6 +366,12 @@ __device__ void finish(const T *x, const float *raw, const float *norm, T *out, 
     const T *gates = x + (size_t)blockIdx.x * sizes.width() + first;
     auto gate = [&](int i) { return silu(widen(gates[i])); };
     auto value = [&](int i) { return gates_first ? __fmul_rn(raw[at + i], gate(i)) : raw[at + i]; };
+    if (norm == nullptr) {
+        for (int i = threadIdx.x; i < width; i += blockDim.x) {
+            out[at + i] = narrow<T>(value(i));
+        }
+        return;
+    }
     float square = 0.f;
     for (int i = threadIdx.x; i < width; i += blockDim.x) {
         square = fmaf(value(i), value(i), square);

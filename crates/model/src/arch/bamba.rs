@@ -7,8 +7,8 @@ use crate::config::keys::{Keys, ModelShape};
 use crate::spec::{LayerSpec, MlpSpec, ModelSpec};
 use foretoken_kernels::Activation;
 
-/// Parts of the names of tensors: ours, and those of the class.
-const NAMES: &[(&str, &str)] = &[
+/// Parts of the names of tensors: ours, and those of the class and of Falcon-H1.
+pub const NAMES: &[(&str, &str)] = &[
     ("model.norm.", "model.final_layernorm."),
     (".post_attention_layernorm.", ".pre_ff_layernorm."),
     (".mlp.", ".feed_forward."),

@@ -92,6 +92,8 @@ pub fn spec(keys: &mut Keys, step_limits: (f32, f32)) -> Result<MambaSpec, Strin
         step_limits,
         has_conv_bias: keys.flag("mamba_conv_bias")?.unwrap_or(true),
         has_bias: keys.flag("mamba_proj_bias")?.unwrap_or(false),
+        scales: [1.; 5],
+        has_norm: true,
     };
     spec.check()?;
     Ok(spec)

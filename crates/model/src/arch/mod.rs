@@ -6,6 +6,7 @@ mod bamba;
 mod deepseek;
 mod ernie;
 mod experts;
+mod falcon_h1;
 mod gemma;
 mod gemma4;
 mod glm;
@@ -150,6 +151,7 @@ pub const ARCHITECTURES: &[Architecture] = architectures! {
     "starcoder2" "Starcoder2ForCausalLM" layer_norm::starcoder2, with layer_norm::starcoder2_defaults;
     "nemotron" "NemotronForCausalLM" layer_norm::nemotron, with layer_norm::nemotron_defaults;
     "bamba" "BambaForCausalLM" bamba::bamba, in_gguf None, with bamba::defaults;
+    "falcon_h1" "FalconH1ForCausalLM" falcon_h1::falcon_h1, in_gguf Some("falcon-h1"), with falcon_h1::defaults;
     "nemotron_h" "NemotronHForCausalLM" nemotron_h::nemotron_h, with nemotron_h::defaults;
     "glm4" "Glm4ForCausalLM" glm::glm4, with glm::defaults;
     "glm4_moe" "Glm4MoeForCausalLM" glm::glm4_moe, in_gguf Some("glm4moe"), with glm::moe_defaults;

@@ -112,13 +112,16 @@ impl GgufFile {
             Some(if is_other { other } else { full(norm) })
         });
         let known = norm.or_else(|| names::gguf(name))?;
-        // LFM2 has the norm before the output layer under this name.
-        let other = "token_embd_norm.weight";
+        // LFM2 has another name for the norm before the output layer, and Falcon-H1 for that before the MLP.
+        let other = match known.strip_suffix("_norm.weight") {
+            Some("output") => Some("token_embd_norm.weight".to_owned()),
+            Some(part) if part.ends_with(".ffn") => Some(format!("{part}_norm")),
+            _ => None,
+        };
         let tensors = &self.header.tensors;
-        let is_other = known == "output_norm.weight"
-            && !tensors.contains_key(&known)
-            && tensors.contains_key(other);
-        Some(if is_other { other.to_owned() } else { known })
+        let is_there =
+            |other: &String| !tensors.contains_key(&known) && tensors.contains_key(other);
+        Some(other.filter(is_there).unwrap_or(known))
     }
 
     /// The matrix `name` (its Hugging Face name without `.weight`), with its rows, or some of them, in this order. It keeps its

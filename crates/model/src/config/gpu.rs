@@ -117,6 +117,7 @@ mod tests {
         checked(latent(heads)).unwrap();
         checked(json!({"architectures": ["Lfm2ForCausalLM"], "full_attn_idxs": [1]})).unwrap();
         checked(json!({"architectures": ["GraniteMoeHybridForCausalLM"], "mamba_n_heads": 8, "layer_types": ["mamba", "attention", "mamba", "mamba"]})).unwrap();
+        checked(json!({"architectures": ["FalconH1ForCausalLM"], "mamba_n_heads": 8, "mamba_d_ssm": 512})).unwrap();
         for layers in ["-*", "*-M"] {
             checked(json!({"architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": layers})).unwrap();
         }

@@ -71,7 +71,7 @@ impl Decoder {
         let ropes = RopeTables::new(config.ropes(), weights.rope_factors()?.as_deref());
         let mut layers = Vec::with_capacity(config.num_layers());
         for i in 0..config.num_layers() {
-            let at = |part: &str| names::layer(i, part);
+            let at = |part: &str| names::layer(config.spec.stored_layer(i), part);
             weights.begin_layer(Some(i));
             layers.push(Layer::load(&config, i, &ropes, &mut weights, at)?);
             done();

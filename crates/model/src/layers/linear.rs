@@ -2,12 +2,12 @@
 
 use crate::lora::{LinearPart, RowAdapters};
 use crate::matrix::{Matrix, device_weights, join};
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use foretoken_core::error::Result;
 use foretoken_kernels::{Activation, ForwardLinear, glu};
 use std::sync::Arc;
 
-/// `x @ weight^T + bias`, where a row's bits depend only on that row (on a GPU: see
+/// `(x @ weight^T + bias) * scales`, where a row's bits depend only on that row (on a GPU: see
 /// `Linear::set_batch_invariant`). Layers with the same input can be joined into one, with their
 /// outputs side by side. A clone shares the weights.
 #[derive(Clone)]
@@ -15,6 +15,8 @@ pub struct Linear {
     /// Not empty.
     matrices: Vec<Arc<dyn Matrix>>,
     bias: Option<Tensor>,
+    /// Factors of the outputs, with what biases and adapters add: `[outputs]` in the compute dtype.
+    scales: Option<Tensor>,
     /// The weights that adapters know, in order; empty if they do not know all of its outputs.
     parts: Vec<LinearPart>,
     /// The place of this layer among those that adapters can change; `None` = it is none of them.
@@ -27,9 +29,15 @@ impl Linear {
         Self {
             matrices: vec![matrix],
             bias,
+            scales: None,
             parts: Vec::new(),
             site: None,
         }
+    }
+
+    /// Sets the factors of its outputs, `[outputs]` in the compute dtype; `None` = they are 1.
+    pub(crate) fn scaled(self, scales: Option<Tensor>) -> Self {
+        Self { scales, ..self }
     }
 
     /// Sets the weight that adapters know this layer by: `name`. Output `i` of the layer is row `order[i]` of the
@@ -72,15 +80,10 @@ impl Linear {
     /// Joins layers into one that computes the outputs of all, in order.
     ///
     /// # Errors
-    /// If the weights or biases cannot be joined.
+    /// If the weights, biases or factors cannot be joined.
     pub fn join(layers: Vec<Self>) -> Result<Self> {
-        let bias = match layers.iter().find_map(|layer| layer.bias.as_ref()) {
-            Some(like) => {
-                let biases = layers.iter().map(|layer| layer.bias_or_zeros(like));
-                Some(Tensor::cat(&biases.collect::<Result<Vec<_>>>()?, 0)?)
-            }
-            None => None,
-        };
+        let bias = joined(&layers, |layer| layer.bias.as_ref(), Tensor::zeros)?;
+        let scales = joined(&layers, |layer| layer.scales.as_ref(), Tensor::ones)?;
         let has_parts = layers.iter().all(|layer| !layer.parts.is_empty());
         let (mut matrices, mut parts) = (Vec::new(), Vec::new());
         for layer in layers {
@@ -90,6 +93,7 @@ impl Linear {
         Ok(Self {
             matrices: join(matrices)?,
             bias,
+            scales,
             parts: if has_parts { parts } else { Vec::new() },
             site: None,
         })
@@ -108,8 +112,12 @@ impl Linear {
         Ok(())
     }
 
-    /// The layer as a part of a forward in one launch; `None` if a weight is neither quantized nor dense on a GPU.
+    /// The layer as a part of a forward in one launch; `None` if a weight is neither quantized nor dense on a GPU, or
+    /// outputs have factors.
     pub(crate) fn in_one_launch(&self) -> Option<ForwardLinear<'_>> {
+        if self.scales.is_some() {
+            return None;
+        }
         let mut weights = Vec::new();
         for matrix in &self.matrices {
             weights.extend(device_weights(&**matrix)?);
@@ -120,20 +128,17 @@ impl Linear {
         })
     }
 
-    fn bias_or_zeros(&self, like: &Tensor) -> Result<Tensor> {
-        let outputs = self.shape().0;
-        match &self.bias {
-            Some(bias) => Ok(bias.clone()),
-            None => Ok(Tensor::zeros(outputs, like.dtype(), like.device())?),
-        }
-    }
-
     /// `[rows, outputs]` for `x` `[rows, inputs]`, contiguous, in the compute dtype (f32 on
     /// the CPU).
     ///
     /// # Errors
     /// If `x` has another width, dtype or device.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.times_scales(self.products(x)?)
+    }
+
+    /// The outputs without their factors.
+    fn products(&self, x: &Tensor) -> Result<Tensor> {
         let y = match self.matrices.as_slice() {
             [one] => one.forward(x)?,
             several => {
@@ -147,16 +152,23 @@ impl Linear {
         })
     }
 
+    fn times_scales(&self, y: Tensor) -> Result<Tensor> {
+        Ok(match &self.scales {
+            Some(scales) => y.broadcast_mul(scales)?,
+            None => y,
+        })
+    }
+
     /// As [`Linear::forward`], plus what the adapters of the rows add.
     ///
     /// # Errors
     /// Returns the errors of [`Linear::forward`].
     pub(crate) fn forward_adapted(&self, x: &Tensor, adapters: &RowAdapters) -> Result<Tensor> {
-        let y = self.forward(x)?;
+        let y = self.products(x)?;
         if let Some(site) = self.site {
             adapters.add(site, x, &y)?;
         }
-        Ok(y)
+        self.times_scales(y)
     }
 
     /// `activation(gate) * up`, where `gate` and `up` are the halves of [`Linear::forward_adapted`].
@@ -169,13 +181,37 @@ impl Linear {
         adapters: &RowAdapters,
         activation: Activation,
     ) -> Result<Tensor> {
-        if let ([one], None, true) = (&self.matrices[..], &self.bias, adapters.are_none())
-            && let Some(y) = one.forward_gated(x, activation)?
+        if let ([one], None, None, true) = (
+            &self.matrices[..],
+            &self.bias,
+            &self.scales,
+            adapters.are_none(),
+        ) && let Some(y) = one.forward_gated(x, activation)?
         {
             return Ok(y);
         }
         Ok(glu(&self.forward_adapted(x, adapters)?, activation)?)
     }
+}
+
+/// The vectors `of` all layers, one after the other, with `missing` ones for the outputs of layers without; `None` = no
+/// layer has one.
+fn joined(
+    layers: &[Linear],
+    of: impl Fn(&Linear) -> Option<&Tensor>,
+    missing: impl Fn(usize, DType, &Device) -> candle_core::Result<Tensor>,
+) -> Result<Option<Tensor>> {
+    let Some(like) = layers.iter().find_map(&of) else {
+        return Ok(None);
+    };
+    let one = |layer: &Linear| -> Result<Tensor> {
+        match of(layer) {
+            Some(vector) => Ok(vector.clone()),
+            None => Ok(missing(layer.shape().0, like.dtype(), like.device())?),
+        }
+    };
+    let all: Vec<Tensor> = layers.iter().map(one).collect::<Result<_>>()?;
+    Ok(Some(Tensor::cat(&all, 0)?))
 }
 
 /// Maps token ids to rows. A clone shares the weight.

@@ -32,6 +32,9 @@ impl Mlp {
     ) -> Result<Self> {
         let hidden = config.hidden_size;
         let width = spec.mlp_width.unwrap_or(config.intermediate_size);
+        let [gate, up] = spec
+            .mlp_scales
+            .map(|scale| weights.scales(&[(scale, width)]));
         let mut linear = |part: &str, shape| weights.linear(&at(part), shape, spec.mlp_bias);
         Ok(match spec.mlp {
             MlpSpec::Experts(_) | MlpSpec::None => {
@@ -50,8 +53,8 @@ impl Mlp {
             MlpSpec::Gated(activation) => Self {
                 activation,
                 gate_up: Linear::join(vec![
-                    linear("mlp.gate_proj", (width, hidden))?,
-                    linear("mlp.up_proj", (width, hidden))?,
+                    linear("mlp.gate_proj", (width, hidden))?.scaled(gate?),
+                    linear("mlp.up_proj", (width, hidden))?.scaled(up?),
                 ])?,
                 is_gated: true,
                 down: linear("mlp.down_proj", (hidden, width))?,

@@ -226,7 +226,12 @@ impl Layer {
         delta: &Tensor,
         step: &Step<'_>,
     ) -> Result<(Tensor, Tensor)> {
-        add(x, delta, self.before_attention.as_ref(), step.eps())
+        let (norm, eps) = (self.before_attention.as_ref(), step.eps());
+        if let (true, Some(norm)) = (self.spec.is_beside_last, norm) {
+            // The layer before has read `x`, to which only `delta` comes.
+            return Ok(((x + delta)?, norm.forward(x, eps)?));
+        }
+        add(x, delta, norm, eps)
     }
 
     /// Like [`Layer::forward`], but returns only `rows`, u32, with these spans and adapters: of the others, only K and

@@ -1,4 +1,4 @@
-//! The Mamba 2 layer that a layer has in place of attention (Granite 4, Nemotron-H).
+//! The Mamba 2 layer that a layer has in place of attention (Granite 4, Nemotron-H), or beside it (Falcon-H1).
 
 use super::mixer::{Mixer, MixerLayer, MixerParts, MixerRows};
 use crate::spec::mamba::MambaSpec;
@@ -28,12 +28,18 @@ pub fn load(parts: &MixerParts<'_>, weights: &mut Weights, spec: MambaSpec) -> R
         dt_bias: weights.vector(&at("dt_bias"), heads)?,
         skip: weights.vector(&at("D"), heads)?,
         step_limits: spec.step_limits,
-        norm: weights.vector(&at("norm.weight"), values)?,
+        norm: (spec.has_norm)
+            .then(|| weights.vector(&at("norm.weight"), values))
+            .transpose()?,
         eps: parts.config.rms_norm_eps as f32,
         on_device: None,
     };
     let mixer = Arc::new(mixer.on(weights.device())?);
     let in_proj = weights.linear(&at("in_proj"), (shape.width(), parts.inputs), spec.has_bias)?;
+    let shared = shape.groups * shape.state_dim;
+    let widths = [values, values, shared, shared, heads];
+    let scales: Vec<(f32, usize)> = spec.scales.into_iter().zip(widths).collect();
+    let in_proj = in_proj.scaled(weights.scales(&scales)?);
     let out_proj = ("mamba.out_proj", values, spec.has_bias);
     parts.layer(weights, (in_proj, mixer), out_proj)
 }

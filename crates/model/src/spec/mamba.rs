@@ -19,6 +19,10 @@ pub struct MambaSpec {
     pub has_conv_bias: bool,
     /// Whether the products of the input and of the output have biases.
     pub has_bias: bool,
+    /// Factors of the product of the input: of its parts `z`, x, B, C and `dt`.
+    pub scales: [f32; 5],
+    /// Whether the output has a norm.
+    pub has_norm: bool,
 }
 
 impl MambaSpec {

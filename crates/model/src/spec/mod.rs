@@ -20,6 +20,9 @@ pub use norms::{NormSpec, Norms};
 /// A layer: attention, or what it has in its place, then an MLP, each added to the residual stream.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerSpec {
+    /// Whether its first half reads what that of the layer before it reads, as the other half of one layer of the
+    /// checkpoint.
+    pub is_beside_last: bool,
     /// The first half of the layer: attention, or what replaces it.
     pub mixer: MixerSpec,
     /// Number of values of a row that it reads, if it is not the hidden size.
@@ -58,6 +61,8 @@ pub struct LayerSpec {
     pub mlp: MlpSpec,
     /// Width of the MLP, if it is not the model's.
     pub mlp_width: Option<usize>,
+    /// Factors of the products of gate and up of a [gated](MlpSpec::Gated) MLP.
+    pub mlp_scales: [f32; 2],
     /// Whether the checkpoint has q, k and v as one tensor, `qkv_proj`.
     pub fused_qkv: bool,
     /// Whether q, k and v have a bias, the output of attention, and the products of the MLP.
@@ -181,6 +186,12 @@ impl ModelSpec {
         let replaced = |name: String, (ours, theirs): &(&str, &str)| name.replace(ours, theirs);
         let full = self.names.iter().fold(format!("{name}.weight"), replaced);
         full.trim_end_matches(".weight").to_owned()
+    }
+
+    /// The number of the checkpoint's layer that layer `index` is of.
+    pub(crate) fn stored_layer(&self, index: usize) -> usize {
+        let before = self.layers[1..=index].iter();
+        before.filter(|layer| !layer.is_beside_last).count()
     }
 
     /// Checks that it makes no logit NaN, with heads of `head_dim` values and so many positions, and keeps something of
@@ -387,6 +398,7 @@ impl LayerSpec {
     /// As [`LayerSpec::llama`], but without a position embedding.
     pub(crate) fn without_rope(head_dim: usize) -> Self {
         Self {
+            is_beside_last: false,
             mixer: MixerSpec::Attention,
             kv_heads: None,
             kv: KvSource::Own,
@@ -404,6 +416,7 @@ impl LayerSpec {
             parallel: false,
             mlp: MlpSpec::Gated(Activation::Silu),
             mlp_width: None,
+            mlp_scales: [1.; 2],
             fused_qkv: false,
             qkv_bias: false,
             o_bias: false,
@@ -459,6 +472,8 @@ impl LayerSpec {
         for (name, value) in [
             ("the scale of attention", self.attention_scale),
             ("residual_multiplier", self.residual_scale),
+            ("the factor of the MLP's gate", self.mlp_scales[0]),
+            ("the factor of the MLP", self.mlp_scales[1]),
         ] {
             if !value.is_finite() {
                 return Err(format!("{name} {value} must be finite"));

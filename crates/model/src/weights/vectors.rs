@@ -3,6 +3,7 @@
 use super::{TensorSource, Weights};
 use candle_core::{DType, Device, Tensor};
 use foretoken_core::error::{Error, Result};
+use std::iter::repeat_n;
 
 impl Weights {
     /// The bias of `name`, `[len]` in the compute dtype, if `name` has one.
@@ -17,6 +18,22 @@ impl Weights {
     ) -> Result<Option<Tensor>> {
         let bias = has_bias.then(|| self.tensor(&format!("{name}.bias"), &[len]));
         bias.transpose()
+    }
+
+    /// Factors of the outputs of a product, in the compute dtype: each of so many, one part after the other; `None` = all
+    /// are 1.
+    ///
+    /// # Errors
+    /// If the device has no memory.
+    pub(crate) fn scales(&self, parts: &[(f32, usize)]) -> Result<Option<Tensor>> {
+        if parts.iter().all(|(scale, _)| *scale == 1.) {
+            return Ok(None);
+        }
+        let scales = parts
+            .iter()
+            .flat_map(|&(scale, count)| repeat_n(scale, count));
+        let scales = Tensor::new(scales.collect::<Vec<f32>>(), self.device())?;
+        Ok(Some(scales.to_dtype(self.dtypes().activations)?))
     }
 
     /// The only value of the tensor `name` (its full Hugging Face name) of shape `dims`.
