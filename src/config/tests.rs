@@ -275,28 +275,36 @@ fn a_step_may_be_small_and_wait_long() {
     assert_eq!(wait("--model m --max-prompt-wait 250"), 250);
 }
 
+/// Numbers that no flag of a count within limits, a share or a rate takes.
+const ABSURD: [&str; 6] = ["0", "-1", "nan", "1e300", U64_MAX, BEYOND_U64];
+const U64_MAX: &str = "18446744073709551615";
+const BEYOND_U64: &str = "99999999999999999999";
+
+/// Asserts that each of `flags`, after `first`, is refused by its name with each of `numbers`.
+#[track_caller]
+fn numbers_refused(first: &str, flags: &str, numbers: &[&str]) {
+    for flag in flags.split_whitespace() {
+        for number in numbers {
+            refused_with(&format!("{first} {flag}={number}"), flag);
+        }
+    }
+}
+
 #[test]
-fn zeros_are_refused() {
-    let flags = "--threads --max-num-seqs --max-waiting --max-model-len --num-blocks --block-size \
-        --max-body-bytes";
-    for flag in flags.split(' ') {
-        refused_with(&format!("--model m {flag} 0"), flag);
-    }
+fn absurd_numbers_are_refused() {
+    let counts = "--max-num-seqs --max-waiting --max-model-len --num-blocks --block-size \
+        --max-num-batched-tokens";
+    // The machine and the model limit these: they may be U64_MAX here.
+    let never = ["0", "-1", "nan", "1e300", BEYOND_U64];
+    numbers_refused("--model m", counts, &never);
+    let limited = "--threads --gpu-memory-utilization --spec-nodes --spec-topk";
+    numbers_refused("--model m", limited, &ABSURD);
+    let sizes = "--kv-cache-memory --max-body-bytes --tables-memory";
+    numbers_refused("--model m", sizes, &["0", BEYOND_U64]);
+    let whole = "--spec-length --seed --shutdown-timeout --port";
+    numbers_refused("--model m", whole, &["nan", "1e300", BEYOND_U64]);
+    numbers_refused("--model m", "--shutdown-timeout --port", &["-1", U64_MAX]);
     refused_with("--model m --threads two", "a whole number, at least 1");
-    for flag in [
-        "--random-prompts",
-        "--max-tokens",
-        "--repeat",
-        "--limit-per-category",
-    ] {
-        let line = format!("bench --model m {flag} 0");
-        let line = if flag == "--random-prompts" {
-            line
-        } else {
-            line + " --random-prompts 1"
-        };
-        refused_with(&line, flag);
-    }
 }
 
 #[test]
@@ -436,12 +444,7 @@ fn enforce_eager_is_a_flag_and_a_key() {
 fn gpu_memory_utilization_is_a_fraction() {
     let config = accepted("--model m --gpu-memory-utilization 0.5");
     assert_eq!(config.gpu_memory_utilization, 0.5);
-    for share in ["0", "1.5", "-1", "NaN"] {
-        refused_with(
-            &format!("--model m --gpu-memory-utilization={share}"),
-            "--gpu-memory-utilization",
-        );
-    }
+    numbers_refused("--model m", "--gpu-memory-utilization", &["1.5", "inf"]);
 }
 
 #[test]

@@ -126,3 +126,22 @@ fn a_batch_has_two_files_and_no_prompts() {
         refused_with(&format!("generate --model m -i a -o b {flag}"), name);
     }
 }
+
+#[test]
+fn absurd_numbers_of_measurements_are_refused() {
+    let counts = "--prompt-tokens --max-tokens --streams --spec-topks --repeat";
+    let bench = "bench --model m --random-prompts 1";
+    numbers_refused(bench, counts, &ABSURD);
+    numbers_refused("bench --model m", "--random-prompts", &ABSURD);
+    // 0 is greedy, and a rate.
+    let rates = "--temperatures --synthetic-acceptance";
+    numbers_refused(bench, rates, &ABSURD[1..]);
+    numbers_refused(bench, "--spec-lengths", &ABSURD);
+    let generate = "generate --model m --prompts p --out o";
+    for first in [bench, generate] {
+        let never = ["0", "-1", "nan", "1e300", BEYOND_U64];
+        numbers_refused(first, "--limit-per-category", &never);
+    }
+    numbers_refused(generate, "--samples --max-tokens --top-p", &ABSURD);
+    numbers_refused(generate, "--temperature", &ABSURD[1..]);
+}

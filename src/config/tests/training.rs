@@ -27,21 +27,21 @@ fn distill_has_separate_flags() {
     };
     assert_eq!(options.method, train::Method::Parallel);
     assert_eq!((options.block_size, options.layers), (5, None));
-    for flag in [
-        "--holdout 0",
-        "--clip -1",
-        "--learning-rate nan",
-        "--weight-decay 2",
-        "--block-size 1",
-        "--block-size 65",
-    ] {
-        let (name, value) = flag.split_once(' ').unwrap();
-        refused_with(&format!("{DISTILL} {name}={value}"), name);
-    }
-    let flags = "--top-k --seq-len --steps --batch-size --micro-batch --stop-after";
-    for flag in flags.split(' ') {
-        refused_with(&format!("{DISTILL} {flag} 0"), flag);
-    }
+    let counts = "--seq-len --top-k --ttt-steps --draft-vocab-size --batch-size --micro-batch --steps \
+        --eval-every --checkpoint-every --threads --block-size --layers --holdout";
+    numbers_refused(DISTILL, counts, &ABSURD);
+    numbers_refused(DISTILL, "--block-size", &["1", "65"]);
+    numbers_refused(DISTILL, "--mask-token-id", &[U64_MAX]);
+    numbers_refused(DISTILL, "--stop-after --warmup --taps", &["-1", BEYOND_U64]);
+    numbers_refused(DISTILL, "--seed", &["-2"]);
+    numbers_refused(DISTILL, "--stop-after", &["0"]);
+    numbers_refused(
+        DISTILL,
+        "--clip --learning-rate",
+        &["0", "-1", "nan", "inf"],
+    );
+    let shares = "--weight-decay --overlap-share";
+    numbers_refused(DISTILL, shares, &["2", "nan", "1e300"]);
 }
 
 #[test]
@@ -53,5 +53,6 @@ fn tokenizer_has_separate_flags() {
     assert_eq!(options.corpus, [Path::new("a.jsonl"), Path::new("b.txt")]);
     assert_eq!((options.vocab_size, options.chat_template), (4096, None));
     refused_with(&format!("{line} --vocab-size 258"), "from 259 to");
+    numbers_refused(line, "--vocab-size", &["1000000000", U64_MAX, BEYOND_U64]);
     refused_with("tokenizer --out o", "--corpus");
 }
