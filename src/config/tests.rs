@@ -409,6 +409,12 @@ fn help_is_not_an_error() {
         assert_eq!(version.contains(feature), is_on, "{version}");
     }
     assert_eq!(version.lines().count(), 1, "{version}");
+    let script = text("completions zsh");
+    assert!(script.contains("#compdef foretoken"), "{script}");
+    let page = text("man router");
+    assert!(page.contains("models\\-dir"), "{page}");
+    refused_with("completions cmd", "cmd");
+    refused_with("man no-such", "there is no command no-such");
 }
 
 /// `bench` runs its prompts again and again, and computes them each time.

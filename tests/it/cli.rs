@@ -56,22 +56,6 @@ fn help_and_version_are_no_errors() {
     assert!(help.contains("--temperatures"), "{help}");
 }
 
-#[test]
-fn completions_and_manual_pages_are_written() {
-    for (line, needle) in [
-        ("completions bash", "max-num-seqs"),
-        ("completions zsh", "#compdef foretoken"),
-        ("completions fish", "draft-model"),
-        ("man", ".TH foretoken"),
-        ("man router", "models\\-dir"),
-    ] {
-        let text = stdout_of(&run(line));
-        assert!(text.contains(needle), "`{line}`: {text}");
-    }
-    refused_with("completions cmd", "cmd");
-    refused_with("man no-such", "there is no command no-such");
-}
-
 /// The few flags of a chat come before those of serving.
 #[test]
 fn the_help_of_chat_begins_with_its_own_flags() {
@@ -154,7 +138,6 @@ fn wrong_flags() {
     if cfg!(not(feature = "train")) {
         refused_with("distill --model x", "--features train");
     }
-    refused_with("--modle x", "--modle");
     refused_with("--model x --device gpu", "gpu");
     refused_with("--config no/such/file.toml", "no/such/file.toml");
     refused_with("convert --model ./none --out x.gguf", "none");
