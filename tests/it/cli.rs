@@ -3,16 +3,15 @@
 use crate::common::process::{Server, foretoken, refusal, stdout_of};
 #[cfg(target_os = "linux")]
 use crate::common::process::{full_disk, refusal_line};
+use crate::common::rig::smollm2_path;
 use crate::common::tiny_folder::{byte_level, tiny_folder};
 use crate::common::{assert_has, sample};
 use std::io::{BufRead, BufReader, PipeReader};
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Output;
 use std::time::Duration;
 use tempfile::TempDir;
-
-const SMOLLM2: &str = "models/SmolLM2-135M-Instruct.Q4_1.gguf";
 
 fn run(line: &str) -> Output {
     foretoken().args(line.split_whitespace()).output().unwrap()
@@ -34,15 +33,6 @@ fn refused(line: &str) -> String {
 fn refused_with(line: &str, needle: &str) {
     let error = refused(line);
     assert!(error.contains(needle), "`{line}`: {error}");
-}
-
-fn smollm2() -> PathBuf {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(SMOLLM2);
-    assert!(
-        path.exists(),
-        "{SMOLLM2} is missing: run ./scripts/fetch-smollm2.sh first"
-    );
-    path
 }
 
 #[test]
@@ -179,7 +169,7 @@ fn wrong_models() {
 
 #[test]
 fn what_is_wrong_beside_the_model_is_told_before_a_long_load() {
-    let model = smollm2();
+    let model = smollm2_path();
     for (flags, needle) in [
         ("--draft-model no-such-draft", "'no-such-draft' is neither"),
         ("--draft-model README.md", "'README.md' is neither"),
@@ -211,7 +201,7 @@ fn what_is_wrong_beside_the_model_is_told_before_a_long_load() {
 /// The file is at fault for its logits.
 #[test]
 fn a_model_whose_rope_has_no_angles() {
-    let mut bytes = std::fs::read(smollm2()).unwrap();
+    let mut bytes = std::fs::read(smollm2_path()).unwrap();
     let key = b"rope.freq_base";
     let at = bytes.windows(key.len()).position(|found| found == key);
     // After the key come its type, of 4 bytes, and the value.
@@ -262,7 +252,7 @@ fn corpus(file: &Path) -> Vec<serde_json::Value> {
 
 #[test]
 fn generate_goes_on_where_it_stopped() {
-    let model = smollm2();
+    let model = smollm2_path();
     let folder = tempfile::tempdir().unwrap();
     let prompts = folder.path().join("prompts.jsonl");
     let lines = [
@@ -335,7 +325,7 @@ fn tiny() -> (TempDir, String) {
 #[test]
 fn serves_speculatively_until_a_signal() {
     // The adaptive budget may find on a busy machine that no draft pays.
-    let model = smollm2();
+    let model = smollm2_path();
     let flags = "--shutdown-timeout 20 --spec-budget fixed";
     let mut server = Server::start(&format!("--model {} {flags}", model.display()));
     let (_, body) = server.startup_line().split_once(" -d '").unwrap();
