@@ -28,6 +28,16 @@ fn identity(description: &str) -> PoolIdentity {
     }
 }
 
+/// Asks for the blocks of `tokens` after the `known` ones, and for no states and no blocks of a draft model.
+fn wanted(root: PrefixRoot, tokens: &[u32], known: usize) -> impl Fn(&PrefixDisk) -> Wanted + Copy {
+    move |disk: &PrefixDisk| Wanted {
+        target: Arc::new(disk.chain(disk.target(), root, tokens)),
+        known,
+        states: None,
+        draft: None,
+    }
+}
+
 impl Rig {
     fn of(path: &Path, target: PoolIdentity) -> Self {
         let shape = KvShape {
@@ -76,12 +86,7 @@ impl Rig {
     fn read(&mut self, root: PrefixRoot, tokens: &[u32]) -> usize {
         let known = self.blocks.find(root, tokens).blocks().len();
         let mut has_looked = false;
-        let wanted = |disk: &PrefixDisk| Wanted {
-            target: Arc::new(disk.chain(disk.target(), root, tokens)),
-            known,
-            states: None,
-            draft: None,
-        };
+        let wanted = wanted(root, tokens, known);
         while self.disk.is_awaited(1, &mut has_looked, wanted) {
             self.disk.wait(LONG);
             while let Some((wanted, Found::Target { first, blocks })) = self.disk.take() {
@@ -271,12 +276,7 @@ fn one_sequence_is_read_at_a_time() {
     let tokens = text(40);
     Rig::new(folder.path()).compute(ROOT, &tokens);
     let mut disk = Rig::new(folder.path()).disk;
-    let wanted = |disk: &PrefixDisk| Wanted {
-        target: Arc::new(disk.chain(disk.target(), ROOT, &tokens)),
-        known: 0,
-        states: None,
-        draft: None,
-    };
+    let wanted = wanted(ROOT, &tokens, 0);
     let mut has_looked = [false; 2];
     assert!(disk.is_awaited(1, &mut has_looked[0], wanted));
     assert!(disk.is_awaited(1, &mut has_looked[0], wanted));
@@ -303,12 +303,7 @@ fn a_reader_that_does_not_answer_is_left_alone() {
     let folder = tempfile::tempdir().unwrap();
     let mut disk = Rig::new(folder.path()).disk;
     let tokens = text(40);
-    let wanted = |disk: &PrefixDisk| Wanted {
-        target: Arc::new(disk.chain(disk.target(), ROOT, &tokens)),
-        known: 0,
-        states: None,
-        draft: None,
-    };
+    let wanted = wanted(ROOT, &tokens, 0);
     let (answer, found) = std::sync::mpsc::sync_channel(1);
     disk.load = Some(Load {
         id: 1,
