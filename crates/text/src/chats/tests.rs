@@ -3,7 +3,7 @@ use crate::tools::{Signature, ToolParser};
 
 /// A chat with two calls, which a template renders; the turn with the calls, read as an answer.
 #[track_caller]
-fn history(source: &str, format: ToolFormat, around: [&str; 2]) -> String {
+fn history(source: &str, format: ToolFormat) -> String {
     let template = ChatTemplate::new(source, Some("<s>"), Some("</s>")).expect("it parses");
     assert!(template.knows_tools(), "{source}");
     assert_eq!(ToolFormat::of_template(source), Some(format));
@@ -24,7 +24,7 @@ fn history(source: &str, format: ToolFormat, around: [&str; 2]) -> String {
         ..Chat::of(&messages)
     };
     let prompt = with_calls(&template, &chat).expect("it renders");
-    let [before, after] = around;
+    let [before, after] = TURN;
     let turn = prompt.split_once(before).expect("a turn").1;
     let turn = turn.split_once(after).expect("its end").0;
     let mut parser = ToolParser::new(format, [Signature::of(&tool)].into(), usize::MAX);
@@ -51,6 +51,7 @@ fn turns(calls: &str) -> String {
     format!("{tools}{call}{calls}{rest}")
 }
 
+/// What begins and ends a turn of the model in [`turns`].
 const TURN: [&str; 2] = ["<|assistant|>", "<|end|>"];
 
 /// Formats, and how templates write calls. Between @each and @end is what they write of a call, after @rest what stands between
@@ -97,7 +98,7 @@ fn templates_write_calls_as_models_do() {
             .fold(calls.to_owned(), |calls, (word, meaning)| {
                 calls.replace(word, meaning)
             });
-        history(&turns(&calls), format, TURN);
+        history(&turns(&calls), format);
     }
 }
 
@@ -107,11 +108,11 @@ fn arguments_are_texts_where_a_template_takes_no_objects() {
     let source = turns(
         "{{ '<｜tool▁calls▁begin｜>' }}{% for call in m.tool_calls %}{{ '<｜tool▁call▁begin｜>' + call.function.name + '<｜tool▁sep｜>' + call.function.arguments + '<｜tool▁call▁end｜>' }}{% endfor %}{{ '<｜tool▁calls▁end｜>' }}",
     );
-    history(&source, ToolFormat::DeepseekV31, TURN);
+    history(&source, ToolFormat::DeepseekV31);
     let source = turns(
         "{{ '<｜tool▁calls▁begin｜>' }}{% for call in m.tool_calls %}{{ '<｜tool▁call▁begin｜>' + call.type + '<｜tool▁sep｜>' + call.function.name + '\\n' + '```json' + '\\n' + call.function.arguments + '\\n' + '```' + '<｜tool▁call▁end｜>' }}{% endfor %}{{ '<｜tool▁calls▁end｜>' }}",
     );
-    history(&source, ToolFormat::DeepseekV3, TURN);
+    history(&source, ToolFormat::DeepseekV3);
 }
 
 /// GLM-4's template writes what stands in `metadata` after the role, and knows no other role for results.
@@ -146,7 +147,7 @@ fn calls_are_messages_where_a_template_has_metadata() {
 fn calls_have_the_ids_that_the_model_gives() {
     let calls = "<|tool_calls_section_begin|>{% for call in m.tool_calls %}<|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>{{ call.function.arguments | tojson }}<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>";
     let source = turns(calls).replace("{{ m.content }}", "{{ m.tool_call_id }}: {{ m.content }}");
-    let prompt = history(&source, ToolFormat::KimiK2, TURN);
+    let prompt = history(&source, ToolFormat::KimiK2);
     assert!(
         prompt.ends_with("<|tool|>functions.f:1: done<|end|>"),
         "{prompt}"
@@ -158,7 +159,7 @@ fn calls_have_the_ids_that_the_model_gives() {
 fn ids_of_other_servers_become_those_that_the_template_expects() {
     let calls = "{% for call in m.tool_calls %}[TOOL_CALLS]{{ call.function.name }}[CALL_ID]{{ call.id if call.id | length == 9 else raise_exception('no id') }}[ARGS]{{ call.function.arguments | tojson }}{% endfor %}";
     let source = turns(calls).replace("{{ m.content }}", "{{ m.tool_call_id }}: {{ m.content }}");
-    let prompt = history(&source, ToolFormat::MistralArgs, TURN);
+    let prompt = history(&source, ToolFormat::MistralArgs);
     assert!(prompt.contains("f[CALL_ID]000000001[ARGS]"), "{prompt}");
     assert!(
         prompt.ends_with("<|tool|>000000001: done<|end|>"),
