@@ -261,7 +261,7 @@ impl Budget {
     /// Takes `seconds` for reading a text whose drafts would pay if they were as good as they may be; returns false if
     /// these and the time for drafts are not saved.
     pub fn may_read(&mut self, seconds: f64) -> bool {
-        let has_more = self.exploration.most(true) >= READ_AND_DRAFT * seconds;
+        let has_more = self.exploration.most() >= READ_AND_DRAFT * seconds;
         has_more && self.exploration.take(seconds, true)
     }
 

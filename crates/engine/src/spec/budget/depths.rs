@@ -43,7 +43,7 @@ impl Budget {
     /// if the first token were as probable as it may be, or else to depth 1.
     fn look(&mut self, depths: &mut [usize], forecasts: &[DraftForecast<'_>], base: Base) {
         let mut hoped = vec![0; depths.len()];
-        if self.exploration.most(true) >= self.draft_seconds(1) {
+        if self.exploration.most() >= self.draft_seconds(1) {
             let paths: Vec<_> = forecasts.iter().map(DraftForecast::hoped_path).collect();
             let forecasts = forecasts.iter().zip(&paths);
             let forecasts: Vec<_> = forecasts

@@ -34,13 +34,9 @@ impl Exploration {
         }
     }
 
-    /// Seconds that a draft may take at most.
-    pub fn most(&self, is_hopeful: bool) -> f64 {
-        if is_hopeful {
-            self.hopeful
-        } else {
-            self.hopeless
-        }
+    /// Seconds that a draft for which there is hope may take at most.
+    pub fn most(&self) -> f64 {
+        self.hopeful
     }
 
     /// Takes so many seconds; returns false, and takes none, if they are not saved.
@@ -82,13 +78,13 @@ mod tests {
     fn little_is_kept_for_later() {
         let mut exploration = Exploration::default();
         (0..100_000).for_each(|_| exploration.save(1.0));
-        assert_eq!(exploration.most(true), MAX_STEPS);
+        assert_eq!(exploration.most(), MAX_STEPS);
         // Steps became shorter: nothing is taken away.
         exploration.save(0.1);
-        assert_eq!(exploration.most(true), MAX_STEPS);
+        assert_eq!(exploration.most(), MAX_STEPS);
         for wrong in [f64::NAN, f64::INFINITY, -1.0] {
             exploration.save(wrong);
-            assert_eq!(exploration.most(true), MAX_STEPS);
+            assert_eq!(exploration.most(), MAX_STEPS);
         }
     }
 }
