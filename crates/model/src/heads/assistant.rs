@@ -12,7 +12,7 @@
 mod config;
 
 use super::candidates::most_probable;
-use super::input::Fusion;
+use super::input::{Fusion, features_of};
 use crate::config::ModelConfig;
 use crate::layers::inputs::{Inputs, rows_of};
 use crate::layers::linear::{Embedding, Linear};
@@ -298,13 +298,8 @@ impl Model for AssistantHead {
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput> {
         let dims = [batch.tokens.len(), self.info.hidden_size];
-        let features = match &batch.features {
-            Some(features) if features.dims() == dims => features.contiguous()?,
-            Some(other) => {
-                return Err(Error::internal(format!("features {other:?} for {dims:?}")));
-            }
-            None => Tensor::zeros(&dims, self.dtypes.activations, &self.device)?,
-        };
+        let features = batch.features.as_ref();
+        let features = features_of(features, dims, self.dtypes.activations, &self.device)?;
         self.write(batch, &features, kv)?;
         if batch.logits.is_empty() {
             return ForwardOutput::none(self.shape.vocab_size);

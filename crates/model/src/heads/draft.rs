@@ -19,7 +19,7 @@ mod blocks;
 
 use super::HeadKind;
 use super::config::HeadConfig;
-use super::input::{Fusion, TokenInput};
+use super::input::{Fusion, TokenInput, features_of};
 use super::mtp::{self, MtpNames};
 use super::path::{self, PathHead};
 use super::states;
@@ -222,13 +222,7 @@ impl DraftHead {
             return Ok((embedded, None));
         };
         let dims = [tokens.dim(0)?, self.info.hidden_size];
-        let features = match features {
-            Some(features) if features.dims() == dims => features.contiguous()?,
-            Some(other) => {
-                return Err(Error::internal(format!("features {other:?} for {dims:?}")));
-            }
-            None => Tensor::zeros(&dims, self.dtypes.activations, &self.device)?,
-        };
+        let features = features_of(features, dims, self.dtypes.activations, &self.device)?;
         input.forward(&embedded, &features, self.eps())
     }
 

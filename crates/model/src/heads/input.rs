@@ -8,8 +8,24 @@ use crate::layers::linear::Linear;
 use crate::layers::norm::Norm;
 use crate::weights::Weights;
 use crate::{Ends, ModelConfig};
-use candle_core::{DType, Tensor};
-use foretoken_core::error::Result;
+use candle_core::{DType, Device, Tensor};
+use foretoken_core::error::{Error, Result};
+
+/// The `features` of a batch, contiguous, or zeros where it has none.
+pub(super) fn features_of(
+    features: Option<&Tensor>,
+    dims: [usize; 2],
+    dtype: DType,
+    device: &Device,
+) -> Result<Tensor> {
+    Ok(match features {
+        Some(features) if features.dims() == dims => features.contiguous()?,
+        Some(other) => {
+            return Err(Error::internal(format!("features {other:?} for {dims:?}")));
+        }
+        None => Tensor::zeros(&dims, dtype, device)?,
+    })
+}
 
 /// How hidden states of the target become the features that a head reads.
 pub(crate) struct Fusion {
