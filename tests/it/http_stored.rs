@@ -203,6 +203,25 @@ async fn what_a_stored_response_answers_is_listed() {
     server.done().await;
 }
 
+/// A client may send an item twice.
+#[tokio::test]
+async fn pages_end_although_ids_repeat() {
+    let server = saying("Hello there.").await;
+    let mut body = text_body();
+    let item = |id: &str| json!({"role": "user", "content": "Hi", "id": id});
+    body["input"] = json!(["a", "b", "a", "c"].map(item));
+    let reply = server.json(RESPONSES, &body).await;
+    let id = reply["id"].as_str().expect("an id");
+    for (query, shown) in [("order=asc&after=a", vec!["c"]), ("after=a", vec![])] {
+        let path = format!("{RESPONSES}/{id}/input_items?{query}");
+        let list = server.read(&path).await;
+        let listed = list["data"].as_array().expect("items").iter();
+        let listed: Vec<&str> = listed.filter_map(|item| item["id"].as_str()).collect();
+        assert_eq!(listed, shown, "{query}");
+    }
+    server.done().await;
+}
+
 #[tokio::test]
 async fn an_operator_bounds_how_many_responses_are_stored() {
     let few = |state: AppState| state.with_max_stored_responses(1);

@@ -94,7 +94,8 @@ impl Page {
         }
         let begin = match &self.after {
             None => 0,
-            Some(after) => match items.iter().position(|item| item.id == *after) {
+            // The last one of this id, so that pages end although a client may send an item twice.
+            Some(after) => match items.iter().rposition(|item| item.id == *after) {
                 Some(at) => at + 1,
                 None => return wrong("after", "must be the id of an item of the list"),
             },
