@@ -328,7 +328,8 @@ FIXTURES = {
 }
 
 # Classes for images and texts, of which only the decoder of texts is served: the class, what its `text_config` has
-# besides SIZES, its `vision_config`, and how the Hub's files name the tensors. Those of Qwen 2 have no `text_config`.
+# besides SIZES, its `vision_config`, how the Hub's files name the tensors, and what else its configuration has. Those of
+# Qwen 2 have no `text_config`.
 VISION = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
 QWEN_VISION = dict(
     depth=1, hidden_size=8, intermediate_size=8, num_heads=2, patch_size=4, out_hidden_size=SIZES["hidden_size"],
@@ -365,6 +366,14 @@ MULTIMODAL = {
             rope_type="default", rope_theta=1e4, mrope_section=[4, 2, 2], mrope_interleaved=True,
         ),
     ), QWEN_VISION | dict(deepstack_visual_indexes=[0], num_position_embeddings=4), []),
+    # The first and the last layer have neither a window nor a rope.
+    "muse_glimmer": ("MuseGlimmer", dict(
+        num_hidden_layers=5, sliding_window=WINDOW, qk_scale_factor=1.7, output_multiplier=0.6, final_logit_softcapping=6.0,
+        rms_norm_eps=1e-2, post_norm_eps=1e-3, rope_parameters=dict(rope_type="default", rope_theta=1e4),
+    ), dict(
+        patch_size=4, pos_emb_height=2, pos_emb_width=2, num_attention_heads=2, num_hidden_layers=1, hidden_size=8,
+        intermediate_size=8,
+    ), [], dict(out_hidden_size=32, projector_hidden_size=8)),
     "qwen3_5_vision": ("Qwen3_5", FIXTURES["qwen3_5"][1] | dict(
         num_hidden_layers=2, layer_types=["full_attention", "linear_attention"], tie_word_embeddings=False,
     ), QWEN_VISION | dict(num_position_embeddings=4), []),

@@ -230,8 +230,8 @@ def new_model(name):
         config = getattr(transformers, f"{kind}Config")(**{**SIZES, **more})
         kind, renamed = f"{kind.removesuffix('Text')}ForCausalLM", []
     else:
-        kind, more, vision, renamed = MULTIMODAL[name]
-        config = getattr(transformers, f"{kind}Config")(text_config={**SIZES, **more}, vision_config=vision)
+        kind, more, vision, renamed, *outer = MULTIMODAL[name]
+        config = getattr(transformers, f"{kind}Config")(text_config={**SIZES, **more}, vision_config=vision, **dict(*outer))
         kind = f"{kind}ForConditionalGeneration"
     # Eager attention: the others leave out soft caps.
     model = getattr(transformers, kind)._from_config(config, attn_implementation="eager").eval().float()
@@ -306,7 +306,7 @@ def make(name):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(shown, indent=1) + "\n")
     state = state or {k: v.to(torch.bfloat16).contiguous() for k, v in saved(model).items()}
-    if config.tie_word_embeddings:
+    if getattr(config, "tie_word_embeddings", False):
         state.pop("lm_head.weight", None)
     for i in range(config.num_hidden_layers - config.num_kv_shared_layers, config.num_hidden_layers) if name == "gemma4" else ():
         # The published files have these, which no class reads.

@@ -1,5 +1,6 @@
 //! What a class assumes where its configuration says nothing, and the bases of newer files.
 
+use crate::common::refusals::{change, rows};
 use crate::common::tiny::write_config;
 use crate::published_configs::{assert_refused, frequencies, read};
 use foretoken::model::{ModelConfig, RopeSpec};
@@ -90,4 +91,45 @@ fn the_base_of_newer_files_is_read() {
     }));
     let plain = RopeSpec::plain(64, 7e5);
     assert_eq!(frequencies(&cohere), plain.frequencies());
+}
+
+/// Every fourth layer, counted from the last, has neither a window nor a position embedding.
+#[test]
+fn muse_glimmer_has_the_numbers_of_its_class() {
+    let config = json!({
+        "architectures": ["MuseGlimmerForConditionalGeneration"], "model_type": "muse_glimmer", "image_token_id": 500,
+        "out_hidden_size": 64, "projector_hidden_act": "gelu", "projector_hidden_size": 32, "video_token_id": 501,
+        "vision_config": { "model_type": "muse_glimmer_vision", "hidden_size": 16 },
+        "text_config": {
+            "model_type": "muse_glimmer_text", "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512,
+            "num_hidden_layers": 6, "num_attention_heads": 4, "hidden_activation": "silu", "attention_bias": false
+        }
+    });
+    let folder = tempfile::tempdir().unwrap();
+    write_config(folder.path(), &config);
+    let muse = ModelConfig::from_json(folder.path()).unwrap();
+    let numbers = (muse.head_dim, muse.num_kv_heads, muse.rms_norm_eps);
+    assert_eq!(numbers, (128, 2, 1e-5));
+    let (full, sliding) = ((None, false), (Some(2048), true));
+    let layers = muse.spec.layers.iter();
+    let kinds: Vec<_> = layers.map(|l| (l.window, l.rope.is_some())).collect();
+    assert_eq!(kinds, [sliding, full, sliding, sliding, sliding, full]);
+    let scale = muse.spec.layers[0].attention_scale;
+    assert!((scale - 3.87 / 128f32.sqrt()).abs() < 1e-6, "{scale}");
+    let ends = (muse.spec.logit_scale, muse.spec.logit_soft_cap);
+    assert_eq!(ends, (Some(0.196_116_13), Some(20.)));
+    assert_eq!(muse.spec.output_norm.unwrap().eps, Some(1e-8));
+
+    let table = r#"
+        text_config.attention_bias = true | attention_bias true is not supported: only false is
+        text_config.layer_rope_theta = [0, 1e4] | layer_rope_theta has 2 entries for 6 layers
+        text_config.layer_rope_theta = [1e4, 0, 1e4, 5e5, 1e4, 0] | layer_rope_theta 500000.0 is not supported: only 0 and the rope_theta 10000 are
+        text_config.post_norm_eps = -1 | post_norm_eps -1.0 is not supported: only a number from 0 to below 1 is
+        text_config.hidden_activation = "tanh" | hidden_activation "tanh" is not supported: only "silu" is
+    "#;
+    for [asked, message] in rows::<2>(table) {
+        let mut changed = config.clone();
+        change(&mut changed, asked);
+        assert_refused(&changed, message);
+    }
 }

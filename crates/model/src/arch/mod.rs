@@ -17,6 +17,7 @@ mod lfm2;
 mod llama;
 mod mamba;
 mod minimax;
+mod muse_glimmer;
 mod nemotron_h;
 mod olmo;
 mod parts;
@@ -170,5 +171,6 @@ pub const ARCHITECTURES: &[Architecture] = architectures! {
     "minimax_m2" "MiniMaxM2ForCausalLM" minimax::minimax_m2, in_gguf Some("minimax-m2"), with minimax::defaults;
     "dots1" "Dots1ForCausalLM" qwen::dots1, with qwen::dots1_defaults;
     "bailing_moe_v2" "BailingMoeV2ForCausalLM" bailing::bailing_moe_v2, in_gguf Some("bailingmoe2"), with bailing::defaults;
+    "muse_glimmer_text" "MuseGlimmerTextModel" muse_glimmer::muse_glimmer, in_gguf None, with muse_glimmer::defaults;
     "apertus" "ApertusForCausalLM" apertus::apertus, with apertus::defaults;
 };

@@ -7,7 +7,7 @@ use super::qwen::add_experts;
 use super::rope::partial_rope;
 use crate::config::keys::{Keys, ModelShape};
 use crate::spec::delta::{DeltaLayout, DeltaSpec};
-use crate::spec::{LayerSpec, MixerSpec, ModelSpec, NormSpec, QkNorm, SharedExpert};
+use crate::spec::{AttentionGate, LayerSpec, MixerSpec, ModelSpec, NormSpec, QkNorm, SharedExpert};
 use foretoken_kernels::DeltaShape;
 
 /// Sets what the class of Qwen3-Next assumes.
@@ -152,7 +152,7 @@ fn layers(
     let bias = keys.flag("attention_bias")?.unwrap_or(false);
     let attending = LayerSpec {
         qk_norm: Some(QkNorm::Head),
-        has_gate: true,
+        gate: Some(AttentionGate::InQueries),
         qkv_bias: bias,
         o_bias: bias,
         ..layer

@@ -30,7 +30,7 @@ pub const GEMMA4_ASSISTANTS: [Wrapper; 2] = [
     .with_sound(),
 ];
 
-pub const WRAPPERS: [Wrapper; 12] = [
+pub const WRAPPERS: [Wrapper; 13] = [
     Wrapper::new("gemma3", "Gemma3ForConditionalGeneration", "gemma3_text"),
     Wrapper::new("gemma4", "Gemma4ForConditionalGeneration", "gemma4_text").with_sound(),
     Wrapper::new(
@@ -43,6 +43,11 @@ pub const WRAPPERS: [Wrapper; 12] = [
     // The three positions of a token, which these rotate by, are the same in texts.
     Wrapper::new("glm4v", "Glm4vForConditionalGeneration", "glm4"),
     Wrapper::new("glm4v_moe", "Glm4vMoeForConditionalGeneration", "glm4_moe"),
+    Wrapper::new(
+        "muse_glimmer",
+        "MuseGlimmerForConditionalGeneration",
+        "muse_glimmer_text",
+    ),
     Wrapper::new("qwen2_vl", "Qwen2VLForConditionalGeneration", "qwen2"),
     Wrapper::new("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2"),
     Wrapper::new("qwen3_vl", "Qwen3VLForConditionalGeneration", "qwen3"),
@@ -60,11 +65,13 @@ pub const WRAPPERS: [Wrapper; 12] = [
 ];
 
 /// Prefixes of the names of the tensors that only images and sound need.
-pub const IMAGE_TENSORS: [&str; 9] = [
+pub const IMAGE_TENSORS: [&str; 11] = [
     "model.audio_tower.",
     "model.embed_audio.",
     "model.embed_vision.",
     "model.multi_modal_projector.",
+    "model.vision_adapter.",
+    "model.vision_projection.",
     "model.vision_tower.",
     "model.visual.",
     "multi_modal_projector.",
@@ -78,7 +85,7 @@ const SOUND_KEYS: &str = "audio_ boa_token eoa_token";
 /// Prefixes of the keys that only images need.
 const IMAGE_KEYS: &str = "
     boi_token eoi_token image_end_token image_start_token image_token mm_tokens_per_image
-    multimodal_projector projector_hidden_act spatial_merge_size video_end_token
+    multimodal_projector out_hidden_size projector_hidden spatial_merge_size video_end_token
     video_start_token video_token vision_";
 
 impl Wrapper {

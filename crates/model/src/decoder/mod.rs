@@ -62,9 +62,13 @@ impl Decoder {
         if let Some(has_head) = weights.have_head().filter(|_| config.is_part()) {
             config.tie_word_embeddings = !has_head;
         }
-        let embedding =
-            weights.embedding(names::EMBEDDING, (config.vocab_size, config.hidden_size))?;
-        let embedding = embedding.scaled(config.spec.embedding_scale);
+        let hidden = config.hidden_size;
+        let embedding = weights.embedding(names::EMBEDDING, (config.vocab_size, hidden))?;
+        let mut embedding = embedding.scaled(config.spec.embedding_scale);
+        if config.spec.has_embedding_norm {
+            let eps = config.rms_norm_eps as f32;
+            embedding = embedding.normed(hidden, eps, weights.device())?;
+        }
         let layer_inputs = (config.spec.layer_input_width)
             .map(|width| LayerInputs::load(&config, width, &mut weights))
             .transpose()?;
@@ -80,8 +84,8 @@ impl Decoder {
         let split = weights.split_of(config.num_layers());
         let activations = weights.dtypes().activations;
         let lora = number_sites(&mut layers, &config, (&split, activations));
-        let hidden = config.hidden_size;
-        let norm = Norm::load(&mut weights, names::NORM, hidden, config.spec.norm)?;
+        let norm = config.spec.final_norm.unwrap_or(config.spec.norm);
+        let norm = Norm::load(&mut weights, names::NORM, hidden, norm)?;
         let linear = if config.spec.is_bidirectional() {
             weights.skip(&format!("{}.weight", names::HEAD));
             None

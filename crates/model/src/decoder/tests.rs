@@ -137,7 +137,7 @@ fn tensors(config: &ModelConfig) -> Tensors {
             add(at(&format!("{name}.weight")), &[HIDDEN], 1., 0.3);
         }
         let widths = match layer.qk_norm {
-            None => None,
+            None | Some(QkNorm::HeadWithoutWeights) => None,
             Some(QkNorm::Head) => Some((D, D)),
             Some(QkNorm::Whole) => Some((q, kv)),
             Some(QkNorm::RotatedHead) => panic!("the names of its weights are others"),

@@ -4,7 +4,7 @@ use crate::lora::{LinearPart, RowAdapters};
 use crate::matrix::{Matrix, device_weights, join};
 use candle_core::{DType, Device, Tensor};
 use foretoken_core::error::Result;
-use foretoken_kernels::{Activation, ForwardLinear, glu};
+use foretoken_kernels::{Activation, ForwardLinear, glu, rms_norm};
 use std::sync::Arc;
 
 /// `(x @ weight^T + bias) * scales`, where a row's bits depend only on that row (on a GPU: see
@@ -221,6 +221,8 @@ pub struct Embedding {
     dtype: DType,
     /// Factor of the rows.
     scale: Option<f32>,
+    /// The RMSNorm of the rows: its weight, ones, `[hidden]`, and what it adds to the mean square.
+    norm: Option<(Tensor, f32)>,
 }
 
 impl Embedding {
@@ -230,12 +232,27 @@ impl Embedding {
             matrix,
             dtype,
             scale: None,
+            norm: None,
         }
     }
 
-    /// This embedding, with its rows multiplied by `scale`; `None` = as they are.
+    /// This embedding, with its rows multiplied by `scale`; `None` = as they are. They then have no norm.
     pub fn scaled(self, scale: Option<f32>) -> Self {
-        Self { scale, ..self }
+        Self {
+            scale: scale.filter(|&scale| scale != 1.),
+            norm: None,
+            ..self
+        }
+    }
+
+    /// This embedding with an RMSNorm without weights of its rows of `hidden` values, on `device`. The norm adds `eps` to the
+    /// mean square.
+    ///
+    /// # Errors
+    /// If the device has no memory.
+    pub(crate) fn normed(self, hidden: usize, eps: f32, device: &Device) -> Result<Self> {
+        let norm = Some((Tensor::ones(hidden, self.dtype, device)?, eps));
+        Ok(Self { norm, ..self })
     }
 
     /// `[ids.len(), hidden]` for `ids` `[n]` u32.
@@ -243,9 +260,12 @@ impl Embedding {
     /// # Errors
     /// If an id is outside the vocabulary.
     pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
-        let rows = self.matrix.rows(ids, self.dtype)?;
-        match self.scale {
-            Some(scale) => Ok((rows * f64::from(scale))?),
+        let mut rows = self.matrix.rows(ids, self.dtype)?;
+        if let Some(scale) = self.scale {
+            rows = (rows * f64::from(scale))?;
+        }
+        match &self.norm {
+            Some((weight, eps)) => Ok(rms_norm(&rows, weight, *eps)?),
             None => Ok(rows),
         }
     }

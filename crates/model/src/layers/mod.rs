@@ -16,7 +16,7 @@ use crate::config::ModelConfig;
 use crate::lora::RowAdapters;
 use crate::mixers;
 use crate::mixers::mixer::{MixerLayer, MixerParts};
-use crate::spec::LayerSpec;
+use crate::spec::{LayerSpec, NormSpec};
 use crate::weights::Weights;
 use block_conv::{BlockConv, BlockPlaces, ConvShape};
 use candle_core::Tensor;
@@ -81,12 +81,13 @@ impl Layer {
         at: impl Fn(&str) -> String,
     ) -> Result<Self> {
         let (spec, hidden) = (&config.spec.layers[index], config.hidden_size);
-        let load_norm = |weights: &mut Weights, name: Option<&'static str>| {
-            name.map(|name| Norm::load(weights, &at(name), hidden, config.spec.norm))
+        let load_norm = |weights: &mut Weights, name: Option<&'static str>, norm: NormSpec| {
+            name.map(|name| Norm::load(weights, &at(name), hidden, norm))
                 .transpose()
         };
-        let norms = &spec.norms;
-        let before_attention = load_norm(weights, norms.before_attention)?;
+        let (norms, of_inputs) = (&spec.norms, config.spec.norm);
+        let of_outputs = config.spec.output_norm.unwrap_or(of_inputs);
+        let before_attention = load_norm(weights, norms.before_attention, of_inputs)?;
         let parts = MixerParts {
             config,
             spec,
@@ -103,9 +104,9 @@ impl Layer {
             convs: None,
             scalar,
             spec: spec.clone(),
-            after_attention: load_norm(weights, norms.after_attention)?,
-            before_mlp: load_norm(weights, norms.before_mlp)?,
-            after_mlp: load_norm(weights, norms.after_mlp)?,
+            after_attention: load_norm(weights, norms.after_attention, of_outputs)?,
+            before_mlp: load_norm(weights, norms.before_mlp, of_inputs)?,
+            after_mlp: load_norm(weights, norms.after_mlp, of_outputs)?,
             mlp: FeedForward::load(config, spec, weights, &at)?,
             input: (config.spec.layer_input_width)
                 .map(|width| LayerInput::load(config, (index, width), weights, &at))

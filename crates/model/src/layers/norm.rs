@@ -13,6 +13,8 @@ pub struct Norm {
     weight: Tensor,
     bias: Option<Tensor>,
     is_centered: bool,
+    /// What it adds to the mean square, whatever its caller says.
+    eps: Option<f32>,
 }
 
 impl Norm {
@@ -33,6 +35,7 @@ impl Norm {
             weight: weights.norm(name, width, spec.offset)?,
             bias: weights.bias(name, width, spec.has_bias)?,
             is_centered: spec.is_centered,
+            eps: spec.eps,
         })
     }
 
@@ -42,6 +45,7 @@ impl Norm {
             weight,
             bias: None,
             is_centered: false,
+            eps: None,
         }
     }
 
@@ -50,9 +54,10 @@ impl Norm {
         self.weight.dtype()
     }
 
-    /// The weight of an RMSNorm without bias; `None` if it is another norm.
+    /// The weight of an RMSNorm without bias and without an eps of its own; `None` if it is another norm.
     pub(crate) fn plain(&self) -> Option<&Tensor> {
-        (!self.is_centered && self.bias.is_none()).then_some(&self.weight)
+        let is_plain = !self.is_centered && self.bias.is_none() && self.eps.is_none();
+        is_plain.then_some(&self.weight)
     }
 
     /// The norm of `x`, `[rows, width]`.
@@ -60,7 +65,7 @@ impl Norm {
     /// # Errors
     /// If the shapes or dtypes do not match.
     pub fn forward(&self, x: &Tensor, eps: f32) -> Result<Tensor> {
-        let bias = self.bias.as_ref();
+        let (bias, eps) = (self.bias.as_ref(), self.eps.unwrap_or(eps));
         if self.is_centered {
             return Ok(layer_norm(x, &self.weight, bias, eps)?);
         }
@@ -77,7 +82,7 @@ impl Norm {
     /// # Errors
     /// Returns the errors of [`Norm::forward`].
     pub fn add(&self, x: &Tensor, delta: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
-        let bias = self.bias.as_ref();
+        let (bias, eps) = (self.bias.as_ref(), self.eps.unwrap_or(eps));
         if self.is_centered {
             return Ok(add_layer_norm(x, delta, &self.weight, bias, eps)?);
         }
@@ -104,6 +109,7 @@ mod tests {
                 weight: random(1., &[width]),
                 bias: Some(random(0., &[width])),
                 is_centered: true,
+                eps: None,
             };
             let values = |t: &Tensor| t.to_vec2::<f32>().unwrap();
             let (sums, normed) = norm.add(&x, &delta, 1e-5).unwrap();

@@ -4,7 +4,7 @@ use super::mixer::{AttentionParts, Mixer, MixerLayer, MixerParts, MixerRows};
 use crate::layers::linear::Linear;
 use crate::layers::rope::halves_from_pairs;
 use crate::layers::step::{Angles, Step};
-use crate::spec::{KvSource, LayerSpec, QkNorm, RopeRows};
+use crate::spec::{AttentionGate, KvSource, LayerSpec, QkNorm, RopeRows};
 use crate::weights::Weights;
 use candle_core::{DType, Tensor};
 use foretoken_core::error::{Error, Result};
@@ -76,7 +76,7 @@ impl Attention {
     fn heads(&self, rows: &MixerRows<'_>) -> Result<(Tensor, Option<Tensor>)> {
         let (products, heads) = (&rows.products, rows.step.config.num_heads);
         let dim = self.kv_heads.dim;
-        let gates = if self.spec.has_gate { heads } else { 0 };
+        let gates = if self.spec.gate.is_some() { heads } else { 0 };
         let all = products.reshape((products.dim(0)?, (), dim))?;
         let qkv = all.narrow(1, gates, all.dim(1)? - gates)?;
         let gate = (gates > 0).then(|| products.narrow(1, 0, gates * dim));
@@ -156,7 +156,7 @@ impl Mixer for Attention {
 
     fn attention(&self) -> Option<AttentionParts<'_>> {
         let spec = &self.spec;
-        let is_plain = spec.kv == KvSource::Own && !spec.has_gate && !spec.v_norm;
+        let is_plain = spec.kv == KvSource::Own && spec.gate.is_none() && !spec.v_norm;
         is_plain.then(|| AttentionParts {
             kv_heads: self.kv_heads,
             rope: self.rope,
@@ -187,7 +187,17 @@ fn head_norms(
     let Some(norm) = spec.qk_norm else {
         return Ok(None);
     };
+    let eps = config.rms_norm_eps as f32;
     let (q, k) = match norm {
+        QkNorm::HeadWithoutWeights => {
+            let ones = Tensor::ones(dim, weights.dtypes().activations, weights.device())?;
+            return Ok(Some(HeadNorms {
+                k: ones.clone(),
+                q: ones,
+                eps,
+                after_rotation: false,
+            }));
+        }
         QkNorm::Head | QkNorm::RotatedHead => (dim, dim),
         QkNorm::Whole => (config.num_heads * dim, count * dim),
     };
@@ -203,7 +213,7 @@ fn head_norms(
             KvSource::Own | KvSource::Keys => read(k_name, k)?,
         },
         q,
-        eps: config.rms_norm_eps as f32,
+        eps,
         after_rotation: norm == QkNorm::RotatedHead,
     }))
 }
@@ -245,7 +255,11 @@ fn products(
         };
         return read("self_attn.qkv_proj", q + 2 * kv, widths.map(of_all));
     }
-    let mut linears = vec![if spec.has_gate {
+    let mut linears = Vec::new();
+    if spec.gate == Some(AttentionGate::Apart) {
+        linears.push(read("self_attn.gate_proj", q, [None, None])?);
+    }
+    linears.push(if spec.gate == Some(AttentionGate::InQueries) {
         let order = gates_first(heads, dim);
         read(
             "self_attn.q_proj",
@@ -255,7 +269,7 @@ fn products(
     } else {
         let orders = widths.map(|width| halves(heads, width));
         read("self_attn.q_proj", q, orders)?
-    }];
+    });
     if !matches!(spec.kv, KvSource::Layer(_)) {
         let orders = widths.map(|width| halves(count, width));
         linears.push(read("self_attn.k_proj", kv, orders)?);

@@ -37,7 +37,7 @@ pub fn cost(config: &ModelConfig, layer: &LayerSpec) -> usize {
     let (hidden, heads) = (config.hidden_size, config.num_heads);
     match layer.mixer {
         MixerSpec::Attention => {
-            let gates = if layer.has_gate { heads } else { 0 };
+            let gates = if layer.gate.is_some() { heads } else { 0 };
             (2 * (heads + config.num_kv_heads) + gates) * config.head_dim
         }
         MixerSpec::Latent(latent) => latent.weights(heads, hidden) / hidden,

@@ -15,7 +15,7 @@ use foretoken_core::kv::{KvForm, KvHeads, PoolPlace};
 use foretoken_kernels::{Activation, StateShape, Xielu};
 use latent::LatentSpec;
 use mamba::MambaSpec;
-pub use norms::{NormSpec, Norms};
+pub use norms::{NormSpec, Norms, QkNorm};
 
 /// A layer: attention, or what it has in its place, then an MLP, each added to the residual stream.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,9 +49,9 @@ pub struct LayerSpec {
     pub soft_cap: Option<f32>,
     /// Whether each head has a further score in its softmax, without a value.
     pub sinks: bool,
-    /// Whether each value of the output of attention has a factor, the sigmoid of a product that the checkpoint has
-    /// beside the queries of its head.
-    pub has_gate: bool,
+    /// Where the checkpoint has the gates of attention, if it has some: each value of the output of attention is multiplied
+    /// by the sigmoid of a product.
+    pub gate: Option<AttentionGate>,
     /// The norms around attention and MLP.
     pub norms: Norms,
     /// Whether the MLP reads what attention reads, instead of the residual stream after attention. A layer without
@@ -116,15 +116,13 @@ pub enum KvSource {
     Layer(usize),
 }
 
-/// What a norm of queries and keys spans.
+/// Where the rows are whose products are the gates of attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum QkNorm {
-    /// Each head.
-    Head,
-    /// All heads of a token together.
-    Whole,
-    /// Each head, after the position embedding.
-    RotatedHead,
+pub enum AttentionGate {
+    /// In `q_proj`, those of each head after its queries.
+    InQueries,
+    /// In `gate_proj`.
+    Apart,
 }
 
 /// What a model computes, besides sizes.
@@ -134,6 +132,12 @@ pub struct ModelSpec {
     pub layers: Vec<LayerSpec>,
     /// How the norms are computed.
     pub norm: NormSpec,
+    /// How those of the outputs of attention and MLP are computed, if it is not as the others.
+    pub output_norm: Option<NormSpec>,
+    /// How the norm before the output layer is computed, if it is not as the others.
+    pub final_norm: Option<NormSpec>,
+    /// Whether the embedding's rows have an RMSNorm without weights.
+    pub has_embedding_norm: bool,
     /// Factor of the embedding's rows.
     pub embedding_scale: Option<f32>,
     /// Factor of the logits.
@@ -411,7 +415,7 @@ impl LayerSpec {
             is_bidirectional: false,
             soft_cap: None,
             sinks: false,
-            has_gate: false,
+            gate: None,
             norms: Norms::BEFORE,
             parallel: false,
             mlp: MlpSpec::Gated(Activation::Silu),

@@ -51,7 +51,20 @@ impl Norms {
     }
 }
 
-/// How all norms of a model are computed, except those of queries and keys.
+/// What a norm of queries and keys spans.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QkNorm {
+    /// Each head.
+    Head,
+    /// Each head. The norm has no weights.
+    HeadWithoutWeights,
+    /// All heads of a token together.
+    Whole,
+    /// Each head, after the position embedding.
+    RotatedHead,
+}
+
+/// How norms of a model are computed, except those of queries and keys.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct NormSpec {
     /// Added to the stored weights, also to those of queries and keys.
@@ -60,6 +73,8 @@ pub struct NormSpec {
     pub is_centered: bool,
     /// Whether the norm has a bias beside its weight.
     pub has_bias: bool,
+    /// What is added to the mean square, if it is not the configuration's `rms_norm_eps`.
+    pub eps: Option<f32>,
 }
 
 impl NormSpec {
@@ -68,6 +83,7 @@ impl NormSpec {
         offset: 0.,
         is_centered: true,
         has_bias: false,
+        eps: None,
     };
     /// LayerNorm.
     pub const LAYER_WITH_BIAS: Self = Self {
