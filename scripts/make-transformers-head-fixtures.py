@@ -4,8 +4,8 @@
     pip install torch transformers safetensors
     scripts/make-transformers-head-fixtures.py [NAME...]
 
-tests/fixtures/assistants has Gemma 4's assistants, for the targets of the same names in tests/fixtures/architectures. What
-they draft, transformers' own generator of candidates says.
+tests/fixtures/assistants has Gemma 4's assistants and Muse Glimmer's, for the targets of the same names in
+tests/fixtures/architectures. What they draft, transformers' own generators of candidates say.
 
 tests/fixtures/heads/eagle3_latent has an EAGLE-3 head with latent attention, for the target qwen3. No library for the CPU
 has the class (`Eagle3DeepseekV2ForCausalLM` of vLLM). It is composed here of the layers of DeepSeek-V3: the first products
@@ -27,9 +27,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM, DeepseekV3Config, Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4UnifiedAssistantConfig,
-    Gemma4UnifiedAssistantForCausalLM, GenerationConfig, Qwen3Config,
+    Gemma4UnifiedAssistantForCausalLM, GenerationConfig, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel,
+    MuseGlimmerForConditionalGeneration, Qwen3Config,
 )
-from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
+from transformers.generation.candidate_generator import (
+    DFlashTokenCandidateGenerator, SinglePositionMultiTokenCandidateGenerator,
+)
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     DeepseekV3Attention, DeepseekV3MLP, DeepseekV3RMSNorm, DeepseekV3RotaryEmbedding,
 )
@@ -96,9 +99,9 @@ def randomize(model, generator):
             parameter.copy_(noise.to(torch.bfloat16).float())
 
 
-def load(name):
+def load(name, kind=AutoModelForCausalLM):
     folder = FIXTURES / "architectures" / name
-    target = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    target = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     return target, load_file(folder / "expected.safetensors")["prompt"][:PROMPT].tolist()
 
 
@@ -168,6 +171,36 @@ def make_assistant(name, seed):
     shown = config.to_dict()
     shown["architectures"] = [kind.__name__]
     write(FIXTURES / "assistants" / name, shown, stored, prompt, drafted, logprobs)
+    return True
+
+
+def make_muse_glimmer(seed):
+    target, prompt = load("muse_glimmer", MuseGlimmerForConditionalGeneration)
+    # A window that the prompt is longer than, and a layer without one.
+    shape = {key: value for key, value in SIZES.items() if key != "vocab_size"}
+    config = MuseGlimmerAssistantConfig(**shape | dict(
+        num_hidden_layers=3, layer_types=[SLIDING, FULL, SLIDING], sliding_window=9, block_size=7, mask_token_id=MASK,
+        target_layer_ids=[0, 2, 3], rope_parameters=dict(rope_type="default", rope_theta=1e4), bos_token_id=1,
+        eos_token_id=None, pad_token_id=None,
+    ))
+    config._attn_implementation = "eager"
+    assistant = MuseGlimmerAssistantModel(config).eval()
+    randomize(assistant, torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        candidates = DFlashTokenCandidateGenerator(
+            assistant, target.get_input_embeddings(), target.get_output_embeddings(), GenerationConfig(max_length=1000),
+        )
+        outputs = target(input_ids=torch.tensor([prompt[:-1]]), use_cache=False, output_hidden_states=True)
+        drafted, logits = candidates.get_candidates(
+            input_ids=torch.tensor([prompt]), is_first_iteration=False, n_last_matches=0, model_outputs=outputs,
+            model_kwargs=dict(position_ids=torch.arange(len(prompt))[None], attention_mask=None),
+        )
+    logprobs = list(torch.log_softmax(logits[0].float(), -1))
+    drafted = drafted[0, len(prompt):].tolist()
+    if not is_clear(logprobs) or len(set(drafted)) < 4:
+        return False
+    shown = config.to_diff_dict() | dict(architectures=["MuseGlimmerAssistantModel"])
+    write(FIXTURES / "assistants/muse_glimmer", shown, assistant.state_dict(), prompt, drafted, logprobs)
     return True
 
 
@@ -434,7 +467,7 @@ def early_name(name):
 
 def main():
     makers = {name: partial(make_assistant, name) for name in ASSISTANTS}
-    makers |= {"eagle3_latent": make_latent, "jetspec": make_jetspec}
+    makers |= {"muse_glimmer": make_muse_glimmer, "eagle3_latent": make_latent, "jetspec": make_jetspec}
     makers |= {name: partial(make_lilicorr, name) for name in LILICORR}
     for name in sys.argv[1:] or makers:
         make = makers[name]

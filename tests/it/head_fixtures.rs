@@ -237,6 +237,7 @@ heads/eagle3_norm_before_fc | EAGLE-3, a norm before fc, the norm before the res
 heads/peagle | P-EAGLE of 5 depths, 2 layers, the norm before the residual, 96 output ids
 assistants/gemma4 | Gemma 4's assistant of 3 layers, 4 of 32 groups of ids
 assistants/gemma4_large | Gemma 4's assistant of 2 layers
+assistants/muse_glimmer | DFlash, blocks of 7, 2 layers with windows
 ";
 
 /// One line says what a head is, also before its weights are there.

@@ -2,7 +2,8 @@
 
 use crate::common::process;
 use crate::common::refusals::{change, rows};
-use crate::head_fixtures::{changed, fixtures, load};
+use crate::common::tiny::open;
+use crate::head_fixtures::{changed, changed_in, fixtures, load, load_beside};
 use serde_json::Value as Json;
 
 /// Why such a head is refused.
@@ -100,6 +101,34 @@ fn what_no_head_does_is_refused_by_name() {
         let needle = format!("speculators_model_type {kind} is not supported");
         assert!(error.contains(&needle), "{error}");
     }
+}
+
+/// Its configuration need not say a size of the vocabulary.
+#[test]
+fn what_no_assistant_of_muse_glimmer_does_is_refused_by_name() {
+    let target = open(&fixtures().join("architectures/muse_glimmer")).unwrap();
+    let from = fixtures().join("assistants/muse_glimmer");
+    let table = r#"
+        vocab_size = 512 | vocab_size is 512, but 256 in the target
+        hidden_size = 64 | hidden_size is 64, but 32 in the target
+        mask_token_id = 256 | mask_token_id 256 must be below vocab_size 256
+        target_layer_ids = [0, 2, 5] | the layers [1, 3, 6], but the target has 5
+        layer_types = null | sliding_window
+        is_causal = true | is_causal true is not supported: only false is
+        selector_rank = 4 | selector_rank
+        norm_output = true | norm_output true
+        new_norm = true | new_norm
+    "#;
+    for [keys, needle] in rows::<2>(table) {
+        let changed = changed_in(&from, &|config| change(config, keys));
+        let error = load_beside(changed.path(), &*target).err();
+        let error = error.unwrap_or_else(|| panic!("{needle}: it was loaded"));
+        assert!(error.contains(needle) && !error.contains('\n'), "{error}");
+    }
+    let same = changed_in(&from, &|config| change(config, "vocab_size = 256"));
+    assert!(load_beside(same.path(), &*target).is_ok());
+    let other = load(&from).err().unwrap();
+    assert!(other.contains("does not fit the target"), "{other}");
 }
 
 /// A value that is there twice and the same is taken, and so is a null.

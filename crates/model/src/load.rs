@@ -277,6 +277,8 @@ fn load_head_checked(
     }
     let weights = weights.headers_only(inventory);
     let taps = head.taps_of(config).map_err(Error::setup)?;
+    // Not every head says it.
+    head.shape.vocab_size = config.vocab_size;
     let mut cut = None;
     if let Some(vocabulary) = &options.draft_vocabulary {
         if head.path.is_any() {

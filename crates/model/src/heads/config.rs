@@ -1,12 +1,12 @@
 //! What the `config.json` of a draft head says: SafeAI Lab's, DFlash's and DeepSpec's, which are flat, and that of
 //! the speculators library, which nests the shape of the layers.
 
-use super::HeadKind;
 use super::keys::{
     DFLASH2_KEYS, DOMINO_KEYS, END_KEYS, Flags, IS_CAUSAL, SHIFT_LABEL, layers_of, needed,
-    refuse_present, set_architecture, shown, size, take_windows,
+    refuse_present, set_architecture, set_muse_glimmer, shown, size, take_windows,
 };
 use super::rates;
+use super::{HeadKind, MUSE_GLIMMER};
 use crate::config::keys::is_one_of;
 use crate::config::{HEAD_KEYS, ModelConfig, read_json};
 use crate::layers::block_conv::ConvShape;
@@ -33,6 +33,8 @@ pub struct HeadConfig {
     pub kind: HeadKind,
     /// The configuration of the head's layers. The vocabulary is the target's.
     pub shape: ModelConfig,
+    /// The size of the vocabulary, if the checkpoint says it.
+    pub vocab_size: Option<usize>,
     /// The target's layers whose hidden states it reads, ascending; see [`Taps`](foretoken_core::model::Taps). `None` =
     /// those that are usual.
     pub taps: Option<Vec<usize>>,
@@ -213,6 +215,7 @@ impl HeadConfig {
     pub(crate) fn new(kind: HeadKind, shape: ModelConfig) -> Self {
         Self {
             kind,
+            vocab_size: Some(shape.vocab_size),
             shape,
             taps: None,
             target_hidden_size: None,
@@ -253,15 +256,23 @@ impl HeadConfig {
         shape["draft_vocab_size"] = json["draft_vocab_size"].clone();
         shape["architectures"] = Value::Null;
         set_architecture(&mut shape, kind);
+        let is_muse_glimmer = json["architectures"][0] == MUSE_GLIMMER;
+        let has_vocab_size = !is_muse_glimmer || !shape["vocab_size"].is_null();
+        if is_muse_glimmer {
+            set_muse_glimmer(&mut shape);
+        }
         let windows = take_windows(&mut shape)?;
         let mut shape = ModelConfig::parse(&shape.to_string())?;
         if shape.mask_token.is_some() {
             return Err("pard_token is not supported for a head: only for a draft model".into());
         }
+        // In that class, a row sees so many positions on either side of its own.
+        let own = usize::from(is_muse_glimmer);
         for (layer, window) in shape.spec.layers.iter_mut().zip(windows) {
-            layer.window = window;
+            layer.window = window.map(|window| window.saturating_add(own));
         }
         let head = Self {
+            vocab_size: Some(shape.vocab_size).filter(|_| has_vocab_size),
             rates: rates::of_json(json)?,
             ..Self::new(kind, shape)
         };
@@ -446,8 +457,9 @@ impl HeadConfig {
         let shape = &self.shape;
         let hidden = self.target_hidden_size.unwrap_or(shape.hidden_size);
         let target_layers = self.target_layers.unwrap_or(target.num_layers());
+        let vocab_size = self.vocab_size.unwrap_or(target.vocab_size);
         for (what, ours, theirs) in [
-            ("vocab_size", shape.vocab_size, target.vocab_size),
+            ("vocab_size", vocab_size, target.vocab_size),
             ("hidden_size", hidden, target.hidden_size),
             ("num_target_layers", target_layers, target.num_layers()),
         ] {

@@ -48,6 +48,9 @@ pub const IS_CAUSAL: &str = "is_causal";
 /// position.
 pub const SHIFT_LABEL: &str = "shift_label";
 
+/// The largest vocabulary that there may be, in the place of one that is not known.
+const ANY_VOCABULARY: usize = 1 << 24;
+
 /// The places where a flag of an EAGLE head may be.
 pub struct Flags<'a>(pub [&'a Value; 2]);
 
@@ -195,6 +198,21 @@ pub fn set_architecture(shape: &mut Value, kind: HeadKind) {
     shape["model_type"] = "deepseek_v3".into();
     shape["first_k_dense_replace"] = shape["num_hidden_layers"].clone();
     shape["num_nextn_predict_layers"] = 0.into();
+}
+
+/// Sets what the class of Muse Glimmer's assistant assumes, in the configuration of its layers. The class says no size of
+/// the vocabulary, which is the target's.
+pub fn set_muse_glimmer(shape: &mut Value) {
+    let of_ropes = ["rope_parameters", "rope_scaling"].map(|place| &shape[place]["rope_theta"]);
+    if of_ropes.into_iter().all(Value::is_null) && shape["rope_theta"].is_null() {
+        shape["rope_theta"] = 5e5.into();
+    }
+    if shape["rms_norm_eps"].is_null() {
+        shape["rms_norm_eps"] = 1e-5.into();
+    }
+    if shape["vocab_size"].is_null() {
+        shape["vocab_size"] = ANY_VOCABULARY.into();
+    }
 }
 
 /// Takes the keys about windows of a head's layers, if they say which layers have one.

@@ -4,8 +4,9 @@
 //! `d2t`, `t2d`), the speculators library's (the same with `layers.0.*`, and a nested `config.json`),
 //! P-EAGLE (the same with `mask_hidden`), EAGLE-1 and 2 (`fc`, `layers.0.*`), DFlash (`fc`, `hidden_norm`,
 //! `layers.*`, `norm`), DSpark (the same with `markov_head.*` and `confidence_head.*`), Domino (with `prefix_gru.*`
-//! and `embed_proj.*`), LiLiCorr (with `lilicorr.*`), Medusa (`HEAD.BLOCK.linear`), and Gemma 4's assistants (`pre_projection`, `model.layers.*`,
-//! `post_projection`). A GGUF file says `eagle3` or `dflash` as its architecture.
+//! and `embed_proj.*`), LiLiCorr (with `lilicorr.*`), Muse Glimmer's assistant (DFlash, with `encoder.fc` and
+//! `encoder.output_norm_enc` in the place of `fc` and `hidden_norm`), Medusa (`HEAD.BLOCK.linear`), and Gemma 4's
+//! assistants (`pre_projection`, `model.layers.*`, `post_projection`). A GGUF file says `eagle3` or `dflash` as its architecture.
 
 pub(crate) mod assistant;
 mod candidates;
@@ -37,6 +38,9 @@ use foretoken_core::files;
 use foretoken_core::gguf::Header;
 use std::collections::HashSet;
 use std::path::Path;
+
+/// The class of Muse Glimmer's assistant, a DFlash.
+pub(crate) const MUSE_GLIMMER: &str = "MuseGlimmerAssistantModel";
 
 /// The kind of a head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,6 +142,7 @@ impl HeadKind {
                 | "LiLiCorrDraftModel"
                 | "DSparkDraftModel"
                 | "Qwen3DSparkModel"
+                | MUSE_GLIMMER
         ) {
             return Ok(Some(Self::Parallel));
         }

@@ -1,6 +1,7 @@
 //! What the `config.json` of a parallel head says: DFlash's fields, which may be nested, and those of the heads that
 //! are built on it.
 
+use super::MUSE_GLIMMER;
 use super::config::{
     BLOCK_SIZE, Causality, ConfidenceInput, DominoConfig, EndScales, HeadConfig, LiLiCorrConfig,
     MASK_TOKEN_ID, MAX_MARKOV_RANK, MarkovConfig, MarkovKind, NORM_BEFORE_RESIDUAL, SelectorConfig,
@@ -57,6 +58,8 @@ enum Algorithm {
     DSpark,
     Domino,
     LiLiCorr,
+    /// DFlash, as transformers has it for Muse Glimmer.
+    MuseGlimmer,
 }
 
 /// A parallel head's `config.json`.
@@ -106,13 +109,14 @@ impl<'a> ParallelJson<'a> {
             }
             (Some("domino"), _) | (None, Some("DominoDraftModel")) => Algorithm::Domino,
             (None, Some("LiLiCorrDraftModel")) => Algorithm::LiLiCorr,
+            (None, Some(MUSE_GLIMMER)) => Algorithm::MuseGlimmer,
             // SpecForge's exports for servers name the class of DFlash.
             (None, _) if projector == "domino" => Algorithm::Domino,
             (None, _) if projector == "lilicorr" => Algorithm::LiLiCorr,
             _ => Algorithm::DFlash,
         };
         let wanted = match algorithm {
-            Algorithm::DFlash | Algorithm::DFlash2 => "dflash",
+            Algorithm::DFlash | Algorithm::DFlash2 | Algorithm::MuseGlimmer => "dflash",
             Algorithm::DSpark => "dspark",
             Algorithm::Domino => "domino",
             Algorithm::LiLiCorr => "lilicorr",
@@ -183,9 +187,11 @@ impl<'a> ParallelJson<'a> {
         let causal = causal.or(nested.get(CAUSAL_HEAD)?);
         let has_full = (head.shape.spec.layers.iter()).any(|layer| layer.window.is_none());
         match (causal, self.algorithm) {
-            // The windows of LiLiCorr's authors reach to both sides.
-            (Some(false), _) | (None, Algorithm::LiLiCorr) => Ok(Causality::None),
-            (Some(true), Algorithm::LiLiCorr) => {
+            // The windows of LiLiCorr's authors and of transformers' class reach to both sides.
+            (Some(false), _) | (None, Algorithm::LiLiCorr | Algorithm::MuseGlimmer) => {
+                Ok(Causality::None)
+            }
+            (Some(true), Algorithm::LiLiCorr | Algorithm::MuseGlimmer) => {
                 Err(format!("{IS_CAUSAL} true is not supported: only false is"))
             }
             (Some(true), Algorithm::DFlash) if has_full => Ok(Causality::All),
@@ -196,9 +202,12 @@ impl<'a> ParallelJson<'a> {
         }
     }
 
-    /// What a block makes of its target's embedding and output layer.
+    /// What a block makes of its target's embedding and output layer. Muse Glimmer's assistant reads rows of the embedding
+    /// as they are stored, and its logits are products with the output layer.
     fn end_scales(&self) -> Result<EndScales, String> {
-        if self.is_library || !matches!(self.algorithm, Algorithm::DFlash | Algorithm::DFlash2) {
+        let is_muse_glimmer = self.algorithm == Algorithm::MuseGlimmer;
+        let is_dflash = matches!(self.algorithm, Algorithm::DFlash | Algorithm::DFlash2);
+        if self.is_library || !is_dflash && !is_muse_glimmer {
             self.refuse(&END_KEYS)?;
         }
         let number = |key: &str, fits: fn(f32) -> bool, range: &str| {
@@ -216,9 +225,9 @@ impl<'a> ParallelJson<'a> {
         let factor = |key: &str| number(key, |factor| factor > 0., "above");
         let [embedding, logits, soft_cap] = END_KEYS;
         Ok(EndScales {
-            embedding: factor(embedding)?,
+            embedding: factor(embedding)?.or(is_muse_glimmer.then_some(1.)),
             logits: factor(logits)?,
-            soft_cap: number(soft_cap, |cap| cap >= 0., "from")?,
+            soft_cap: number(soft_cap, |cap| cap >= 0., "from")?.or(is_muse_glimmer.then_some(0.)),
         })
     }
 
@@ -230,9 +239,10 @@ impl<'a> ParallelJson<'a> {
                 (SHIFT_LABEL, false)
             }
             Algorithm::Domino | Algorithm::DSpark => (SAMPLE_FROM_ANCHOR, true),
-            Algorithm::DFlash | Algorithm::DFlash2 | Algorithm::LiLiCorr => {
-                (SAMPLE_FROM_ANCHOR, false)
-            }
+            Algorithm::DFlash
+            | Algorithm::DFlash2
+            | Algorithm::LiLiCorr
+            | Algorithm::MuseGlimmer => (SAMPLE_FROM_ANCHOR, false),
         };
         if key != SHIFT_LABEL {
             Flags::of(self.at(SHIFT_LABEL)).refuse(&[SHIFT_LABEL])?;

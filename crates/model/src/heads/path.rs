@@ -291,8 +291,8 @@ pub(crate) fn check(head: &HeadConfig) -> Result<(), String> {
     Err(odd.into())
 }
 
-/// The names of tensors in the checkpoint `weights`, if they are not ours: of a GRU, and of parts that early
-/// checkpoints of SpecForge, or those of the speculators library, have in a container.
+/// The names of tensors in the checkpoint `weights`, if they are not ours: of a GRU, of parts that early checkpoints of
+/// SpecForge, or those of the speculators library, have in a container, and of what Muse Glimmer's assistant reads first.
 pub(crate) fn names_in(weights: &Weights) -> &'static [(&'static str, &'static str)] {
     let has_part = |container: &str| {
         let parts = ["prefix_gru.weight_ih_l0", "markov_head.markov_w1.weight"];
@@ -322,6 +322,11 @@ pub(crate) fn names_in(weights: &Weights) -> &'static [(&'static str, &'static s
             ("embed_proj.", "logit_head.embed_proj."),
             ("markov_head.", "logit_head.markov_head."),
             ("confidence_head.", "logit_head.confidence_head."),
+        ]
+    } else if weights.has("encoder.fc.weight") {
+        &[
+            ("hidden_norm.", "encoder.output_norm_enc."),
+            ("fc.", "encoder.fc."),
         ]
     } else {
         &[]
