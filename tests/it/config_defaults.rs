@@ -56,6 +56,35 @@ fn mistral_has_a_window_and_eight_heads_of_keys_by_default() {
     }
 }
 
+/// The class rotates layers without a window only if the configuration names none.
+#[test]
+fn layers_of_exaone4_rotate_beside_a_named_window_if_they_have_it() {
+    let layers = |keys: Json| {
+        let mut config = json!({
+            "architectures": ["Exaone4ForCausalLM"], "head_dim": 64, "num_hidden_layers": 4,
+            "max_position_embeddings": 32768
+        });
+        for (key, value) in keys.as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        let layers = read(config).spec.layers;
+        let layers = layers.iter().map(|l| (l.window, l.rope.is_some()));
+        layers.collect::<Vec<_>>()
+    };
+    let full = json!([
+        "full_attention",
+        "full_attention",
+        "full_attention",
+        "full_attention"
+    ]);
+    let all_full =
+        |window: Json| layers(json!({ "sliding_window": window, "layer_types": full.clone() }));
+    assert_eq!(all_full(json!(512)), [(None, false); 4]);
+    assert_eq!(all_full(Json::Null), [(None, true); 4]);
+    let slides = (Some(4096), true);
+    assert_eq!(layers(json!({})), [slides, slides, slides, (None, false)]);
+}
+
 #[test]
 fn ministral3_scales_queries_by_default() {
     let ministral3 = read(json!({ "architectures": ["Ministral3ForCausalLM"], "head_dim": 64 }));

@@ -350,7 +350,14 @@ pub fn exaone3(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String>
     })
 }
 
-/// EXAONE 4: norms of outputs and of heads, and layers without a window, which do not rotate if others have one.
+/// What EXAONE 4 assumes: its large model, which has windows.
+pub fn exaone4_defaults(keys: &mut Keys) {
+    keys.default("sliding_window", 4096);
+    eps_5(keys);
+}
+
+/// EXAONE 4: norms of outputs and of heads. Where a window is named, layers without it do not rotate, also if no layer
+/// has it.
 pub fn exaone4(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let rope = rope(keys, shape)?;
     let layer = LayerSpec {
@@ -368,10 +375,14 @@ pub fn exaone4(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String>
             _ => return Err(keys.refused(key, &number, "only a whole number or letters are")),
         },
     };
+    // In llama.cpp, 0 means "none".
+    let is_hybrid = match keys.peek("sliding_window") {
+        Value::Null => false,
+        window => !keys.is_gguf() || window != 0,
+    };
     let windows = windows(keys, shape, true, |i| {
         !(i + 1).is_multiple_of(pattern.max(1))
     })?;
-    let is_hybrid = windows.iter().any(Option::is_some);
     let rope = |_, slides| layer.rope.as_ref().filter(|_| slides || !is_hybrid);
     Ok(with_ropes(&layer, windows, shape, rope).into())
 }

@@ -145,7 +145,7 @@ pub const ARCHITECTURES: &[Architecture] = architectures! {
     "ernie4_5" "Ernie4_5ForCausalLM" ernie::ernie, with ernie::defaults;
     "ernie4_5_moe" "Ernie4_5_MoeForCausalLM" ernie::ernie_moe, in_gguf Some("ernie4_5-moe"), with ernie::moe_defaults;
     "exaone" "ExaoneForCausalLM" llama::exaone3, with llama::exaone3_defaults;
-    "exaone4" "Exaone4ForCausalLM" llama::exaone4, with parts::eps_5;
+    "exaone4" "Exaone4ForCausalLM" llama::exaone4, with llama::exaone4_defaults;
     "cohere" "CohereForCausalLM" layer_norm::cohere, in_gguf Some("command-r"), with layer_norm::cohere_defaults;
     "cohere2" "Cohere2ForCausalLM" layer_norm::cohere2, with layer_norm::cohere2_defaults;
     "stablelm" "StableLmForCausalLM" layer_norm::stablelm, with layer_norm::stablelm_defaults;
